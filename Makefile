@@ -1,0 +1,46 @@
+# All that a person or CI runs. `make` alone prints this list. Nothing but make and Python 3.11 is needed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up down test test-unit check fix bench clean
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## make the two environments and build the model weights (instant when nothing changed)
+	@[ -n "$(PYTHON)" ] || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m gateway.stack.environments
+
+up: setup  ## start the whole stack and print how to call it; DETACH=1 returns when it is ready, ARGS="..." adds options
+	@$(PY) -m gateway up $(if $(DETACH),--detach) $(ARGS)
+
+down:  ## stop the stack
+	@if [ -x $(PY) ]; then $(PY) -m gateway down $(ARGS); else echo "Nothing runs here."; fi
+
+test: setup  ## the whole test suite, against the real parts; ARGS="..." goes to pytest
+	@$(PY) -m pytest $(ARGS)
+
+test-unit: setup  ## the unit tests alone
+	@$(PY) -m pytest tests/unit -n 2 -q $(ARGS)
+
+check: setup  ## format, lint, types, import contracts, fast tests: what must be green before a commit
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports
+	@$(PY) -m pytest tests/unit tests/contract tests/component -n 2 -q $(ARGS)
+
+fix: setup  ## format, and mend what the linter can
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: setup  ## measure the gateway on this machine; ARGS="..." goes to the benchmark
+	@$(PY) -m tests.bench $(ARGS)
+
+clean:  ## remove the environments, built weights, run state and caches (stops the stack first)
+	@$(MAKE) --no-print-directory down ARGS=
+	@rm -rf .venv .venv-triton .run build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find triton_models \( -name '*.pt' -o -name tokenizer.json -o -name labels.txt -o -name .build.json \) -delete
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The control plane: what operators see and change, over HTTP."""

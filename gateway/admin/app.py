@@ -1,0 +1,183 @@
+"""The control plane's HTTP: read, replace and switch the routing rules, and see that all workers run them.
+
+A change names the revision that it was made from (`If-Match`); it is taken whole or refused whole, and its
+answer says how many live workers run it. All under `/admin/v1`; `/healthz/*` needs no token.
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Header, Response
+
+from gateway.admin.door import Door
+from gateway.admin.models import (
+    RuleApplied,
+    RuleChange,
+    RulesApplied,
+    RulesIn,
+    RulesOut,
+    RulesValid,
+    Workers,
+)
+from gateway.admin.ports import RuleStore
+from gateway.admin.problems import RevisionRequired, UnknownRule, install_problems
+from gateway.core.errors import MalformedRequest
+from gateway.core.routing import (
+    Rule,
+    RuleSet,
+    StaleRevision,
+    check_targets,
+    parse_rules,
+    rules_document,
+)
+
+PREFIX = "/admin/v1"
+ATTEMPTS = 5  # of a PATCH that names no revision, against other writers
+_ETAG = re.compile(r'(?:W/)?"(\d{1,15})"|(\d{1,15})')
+
+Check = Callable[[Sequence[Rule]], None]
+IfMatch = Annotated[str | None, Header(description="the revision that the change was made from")]
+
+
+def create_admin_app(
+    rule_store: RuleStore, admin_token: str, known_backends: Collection[str], known_tasks: Collection[str]
+) -> FastAPI:
+    """The control plane over `rule_store`. An empty `admin_token` lets nobody in."""
+
+    def check(rules: Sequence[Rule]) -> None:
+        check_targets(rules, backends=known_backends, tasks=known_tasks)
+
+    app = FastAPI(
+        title="Hybrid inference gateway: control plane",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=f"{PREFIX}/openapi.json",
+    )
+    app.add_middleware(Door, token=admin_token)
+    install_problems(app)
+    app.include_router(_rules(rule_store, check), prefix=PREFIX)
+    app.include_router(_workers(rule_store), prefix=PREFIX)
+    app.include_router(_health(rule_store))
+    return app
+
+
+def _rules(store: RuleStore, check: Check) -> APIRouter:
+    router = APIRouter(tags=["rules"])
+
+    @router.get("/rules")
+    async def get_rules(response: Response) -> RulesOut:
+        """The rules in force, with their revision as the ETag."""
+        current = await store.get()
+        _set_etag(response, current.revision)
+        return RulesOut.model_validate(_document(current))
+
+    @router.put("/rules")
+    async def put_rules(body: RulesIn, response: Response, if_match: IfMatch = None) -> RulesApplied:
+        """Replace the whole set; `If-Match` says which revision it replaces."""
+        expected = _revision(if_match)
+        if expected is None:
+            raise RevisionRequired("send If-Match with the revision that the rules were made from")
+        rules = _parsed(body.rules, check)
+        revision = await store.put(rules, expected_revision=expected)
+        _set_etag(response, revision)
+        saved = _document(RuleSet(revision=revision, rules=rules))
+        return RulesApplied.model_validate({**saved, "applied": asdict(await store.applied(revision))})
+
+    @router.post("/rules/validate")
+    async def validate_rules(body: RulesIn) -> RulesValid:
+        """Say whether a set would be taken, without taking it."""
+        rules = _parsed(body.rules, check)
+        return RulesValid.model_validate({"valid": True, "rules": rules_document(rules)})
+
+    @router.patch("/rules/{name:path}")
+    async def patch_rule(name: str, body: RuleChange, response: Response, if_match: IfMatch = None) -> RuleApplied:
+        """Switch one rule on or off. Without `If-Match` it is done on whatever set is the newest."""
+        expected = _revision(if_match)
+        rule, revision = await _switch(store, check, name, enabled=body.enabled, expected=expected)
+        _set_etag(response, revision)
+        document = rules_document([rule])[0]
+        applied = asdict(await store.applied(revision))
+        return RuleApplied.model_validate({"revision": revision, "rule": document, "applied": applied})
+
+    return router
+
+
+def _workers(store: RuleStore) -> APIRouter:
+    router = APIRouter(tags=["workers"])
+
+    @router.get("/workers")
+    async def get_workers() -> Workers:
+        """The live data-plane workers and the revision that each of them runs."""
+        return Workers.model_validate({"items": [asdict(w) for w in await store.workers()], "next": None})
+
+    return router
+
+
+def _health(store: RuleStore) -> APIRouter:
+    router = APIRouter(prefix="/healthz", tags=["health"])
+
+    @router.get("/live")
+    async def live() -> dict[str, str]:
+        """Whether the process runs."""
+        return {"status": "live"}
+
+    @router.get("/ready")
+    async def ready() -> dict[str, str]:
+        """Whether the rules can be read."""
+        await store.get()
+        return {"status": "ready"}
+
+    return router
+
+
+async def _switch(
+    store: RuleStore, check: Check, name: str, *, enabled: bool, expected: int | None
+) -> tuple[Rule, int]:
+    """Change one rule; returns it and the new revision. Without `expected` it tries again after a conflict."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await _switch_once(store, check, name, enabled=enabled, expected=expected)
+        except StaleRevision:
+            if expected is not None:
+                raise
+    return await _switch_once(store, check, name, enabled=enabled, expected=expected)
+
+
+async def _switch_once(
+    store: RuleStore, check: Check, name: str, *, enabled: bool, expected: int | None
+) -> tuple[Rule, int]:
+    current = await store.get()
+    if expected is not None and expected != current.revision:
+        raise StaleRevision(expected=expected, current=current.revision)
+    changed = next((replace(r, enabled=enabled) for r in current.rules if r.name == name), None)
+    if changed is None:
+        raise UnknownRule(f"no rule is named '{name}'")
+    rules = tuple(changed if r.name == name else r for r in current.rules)
+    check(rules)
+    return changed, await store.put(rules, expected_revision=current.revision)
+
+
+def _revision(if_match: str | None) -> int | None:
+    """The revision in an `If-Match` header, quoted as an ETag or bare."""
+    if if_match is None:
+        return None
+    found = _ETAG.fullmatch(if_match.strip())
+    if found is None:
+        raise MalformedRequest("If-Match must be a revision number")
+    return int(found[1] or found[2])
+
+
+def _parsed(rules: list[Any], check: Check) -> tuple[Rule, ...]:
+    parsed = parse_rules(rules)
+    check(parsed)
+    return parsed
+
+
+def _document(current: RuleSet) -> dict[str, Any]:
+    return {"revision": current.revision, "rules": rules_document(current.rules)}
+
+
+def _set_etag(response: Response, revision: int) -> None:
+    response.headers["etag"] = f'"{revision}"'

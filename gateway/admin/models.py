@@ -1,0 +1,103 @@
+"""Bodies of the admin API. Rules come in as plain JSON: `core.routing.parse_rules` names the faults."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RulesIn(_Body):
+    """A whole set of rules."""
+
+    rules: list[Any] = Field(description="the rules in order of precedence; each as in the answer")
+
+
+class RuleChange(_Body):
+    """What may change in a single rule."""
+
+    enabled: StrictBool
+
+
+class TargetOut(_Body):
+    """One place to send a request."""
+
+    backend: str
+    model: str
+    version: str = ""
+    weight: int
+
+
+class MatchOut(_Body):
+    """Which requests a rule takes; `*` takes all."""
+
+    task: str
+    tenant: str
+
+
+class RuleOut(_Body):
+    """One rule."""
+
+    name: str
+    match: MatchOut
+    split: list[TargetOut]
+    strategy: Literal["weighted", "ordered"]
+    sticky_by: Literal["request", "tenant"]
+    fallback: list[TargetOut]
+    enabled: bool
+
+
+class AppliedOut(_Body):
+    """How many of the live workers ran the revision, and how long after the change that was seen."""
+
+    workers: int
+    of: int
+    ms: int
+
+
+class RulesOut(_Body):
+    """The rules in force."""
+
+    revision: int
+    rules: list[RuleOut]
+
+
+class RulesApplied(RulesOut):
+    """The rules after a change."""
+
+    applied: AppliedOut
+
+
+class RuleApplied(_Body):
+    """One rule after a change."""
+
+    revision: int
+    rule: RuleOut
+    applied: AppliedOut
+
+
+class RulesValid(_Body):
+    """A set that would be taken."""
+
+    valid: Literal[True]
+    rules: list[RuleOut]
+
+
+class WorkerOut(_Body):
+    """What one worker says of itself; `refused` means that it keeps an older set, `detail` says why."""
+
+    id: str
+    pid: int
+    revision: int
+    started: int = Field(description="Unix seconds")
+    state: str
+    detail: str
+
+
+class Workers(_Body):
+    """The live workers."""
+
+    items: list[WorkerOut]
+    next: str | None

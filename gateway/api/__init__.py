@@ -1,0 +1,1 @@
+"""The data plane's HTTP: path tables, short handlers, codecs to and from core types, one error table."""

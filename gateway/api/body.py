@@ -1,0 +1,130 @@
+"""Bodies: read with a bound, decoded with errors that name the fault."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.types import Receive
+
+from gateway.core.errors import (
+    BodyTooLarge,
+    ClientClosed,
+    GatewayError,
+    InvalidInput,
+    MalformedRequest,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+
+MAX_FORM_PARTS = 16
+DRAIN_FACTOR = 2  # a refused body is read and thrown away up to this many times the bound, so that the
+DRAIN_S = 3.0  # caller gets our answer instead of a reset connection; beyond it the connection is closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """`max_bytes` of one body, and the time it may take to arrive."""
+
+    max_bytes: int
+    timeout_s: float
+
+
+async def read_body(headers: Headers, receive: Receive, limits: BodyLimits) -> bytes:
+    """The whole body. Raises `BodyTooLarge` early (by Content-Length where given), `RequestTimeout`, `ClientClosed`.
+
+    Memory is bounded by `max_bytes`, whatever the headers claim.
+    """
+    declared = headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limits.max_bytes:
+        raise _too_large(limits)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            async for chunk in _chunks(receive):
+                size += len(chunk)
+                if size > limits.max_bytes:
+                    raise _too_large(limits)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def drain(headers: Headers, receive: Receive, limits: BodyLimits) -> None:
+    """Throw away a body that was refused, within bounds, so that the answer arrives whole."""
+    if "100-continue" in headers.get("expect", "").lower():
+        return  # the caller waits for our word before it sends; the refusal is that word
+    left = limits.max_bytes * DRAIN_FACTOR
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            async for chunk in _chunks(receive):
+                left -= len(chunk)
+                if left < 0:
+                    return
+    except (TimeoutError, GatewayError):
+        return
+
+
+async def _chunks(receive: Receive) -> AsyncGenerator[bytes, None]:
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientClosed("the caller left while sending the body")
+        if message.get("body"):
+            yield message["body"]
+        more = message.get("more_body", False)
+
+
+def _too_large(limits: BodyLimits) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than the {limits.max_bytes} bytes taken here", field="body")
+
+
+def media_type(headers: Headers) -> str:
+    """The content type without its parameters, in lower case."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def json_object(headers: Headers, body: bytes) -> Mapping[str, Any]:
+    """The body as a JSON object. Duplicate names: the last one counts. NaN and Infinity are not JSON."""
+    kind = media_type(headers)
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaType("send 'Content-Type: application/json'", field="content-type")
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedRequest(
+            f"the body is not valid JSON (line {error.lineno}, column {error.colno})", field="body"
+        ) from None
+    if not isinstance(document, dict):
+        raise MalformedRequest("the body must be a JSON object", field="body")
+    return document
+
+
+async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
+    """A multipart body: uploads as bytes, fields as text."""
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(
+        headers, whole(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=len(body)
+    )
+    try:
+        parsed = await parser.parse()
+    except (MultiPartException, KeyError, ValueError):
+        raise MalformedRequest("the body is not valid multipart/form-data", field="body") from None
+    fields: dict[str, str | bytes] = {}
+    try:
+        for name, value in parsed.multi_items():
+            if name in fields:
+                raise InvalidInput("is given twice", field=f"input.{name}"[:160])
+            fields[name] = await value.read() if isinstance(value, UploadFile) else value
+    finally:
+        await parsed.close()
+    return fields

@@ -1,0 +1,195 @@
+"""The door: what every data-plane path does around its handler, once.
+
+request id -> key -> body -> handler -> response; the whole is cancelled when the caller leaves, and every error
+becomes one of the closed list in the path's own form.
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.auth import KeyRing, authorize
+from gateway.api.body import BodyLimits, drain, read_body
+from gateway.api.errors import ErrorForm
+from gateway.core.errors import ClientClosed, GatewayError, InternalError, MalformedRequest, UnknownTask
+from gateway.core.types import Caller, InferenceRequest, Priority, RequestRecord
+from gateway.pipeline import Pipeline, Task
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """What the data plane's handlers share. `models` maps every name of an OpenAI `model` field to its task."""
+
+    pipeline: Pipeline
+    keys: KeyRing
+    models: Mapping[str, str]
+    body: BodyLimits
+    is_ready: Callable[[], bool]
+
+    def task(self, name: object) -> Task:
+        """The task `name`. Raises `UnknownTask`."""
+        found = self.pipeline.tasks.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise UnknownTask("there is no such task; GET /v1/tasks lists them", field="task")
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """One request at the door. `walked` tells whether the pipeline has taken over its record."""
+
+    api: Api
+    request: Request
+    id: str
+    received_us: int
+    caller: Caller
+    body: bytes = b""
+    task: str = ""
+    walked: bool = field(default=False)
+
+    def inference(self, task: Task, parsed: Any, *, stream: bool = False) -> InferenceRequest:
+        """This visit as the pipeline takes it. Raises `Forbidden`, and `MalformedRequest` for bad headers."""
+        self.task = task.name
+        authorize(self.caller, task.name)
+        request = InferenceRequest(
+            id=self.id,
+            task=task.name,
+            caller=self.caller,
+            input=parsed,
+            received_us=self.received_us,
+            deadline_us=self.received_us + _timeout_us(self.request, task),
+            stream=stream,
+            priority=_priority(self.request),
+        )
+        self.walked = True
+        return request
+
+
+Handler = Callable[[Visit], Awaitable[Response]]
+
+
+class Endpoint:
+    """A handler as an ASGI application."""
+
+    def __init__(self, handler: Handler, api: Api, form: ErrorForm) -> None:
+        self._handler = handler
+        self._api = api
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = Request(scope)
+        visit = Visit(
+            api=self._api,
+            request=request,
+            id=request_id(request),
+            received_us=self._api.pipeline.clock(),
+            caller=_NOBODY,
+        )
+        try:
+            visit.caller = self._api.keys.authenticate(request.headers.get("authorization"))
+            if request.method == "POST":
+                visit.body = await read_body(request.headers, receive, self._api.body)
+        except GatewayError as error:
+            await drain(request.headers, receive, self._api.body)
+            await self._refuse(visit, error)(scope, receive, send)
+            return
+        try:
+            await unless_gone(receive, self._serve(visit, scope, receive, send))
+        except ClientClosed as left:
+            self._refuse(visit, left)
+
+    async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._handler(visit)
+        except GatewayError as error:
+            response = self._refuse(visit, error)
+        except Exception as unforeseen:  # noqa: BLE001 - the request boundary: never a stack trace to a caller
+            fault = InternalError("the gateway failed on this request")
+            fault.__cause__ = unforeseen
+            response = self._refuse(visit, fault)
+        response.headers["x-request-id"] = visit.id
+        await response(scope, receive, send)
+
+    def _refuse(self, visit: Visit, error: GatewayError) -> Response:
+        if not visit.walked:
+            api = self._api
+            api.pipeline.observer.refused(
+                RequestRecord(
+                    id=visit.id,
+                    task=visit.task,
+                    tenant=visit.caller.tenant,
+                    key_id=visit.caller.key_id,
+                    code=error.code,
+                    status=error.status,
+                    total_us=api.pipeline.clock() - visit.received_us,
+                ),
+                error,
+            )
+        response = self._form(error)
+        response.headers["x-request-id"] = visit.id
+        return response
+
+
+def request_id(request: Request) -> str:
+    """The caller's own id where it is safe to repeat in logs and headers, else a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, cancelled as soon as the caller disconnects. Raises `ClientClosed` then.
+
+    The body must have been read: from here on the only message to come is the disconnect.
+    """
+    worker = asyncio.current_task()
+    if worker is None:  # pragma: no cover - an ASGI server always runs us in a task
+        raise RuntimeError("not in a task")
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        worker.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await work
+    except asyncio.CancelledError:
+        if gone and worker.uncancel() == 0:
+            raise ClientClosed("the caller left") from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+def _timeout_us(request: Request, task: Task) -> int:
+    given = request.headers.get("x-timeout-ms")
+    if given is None:
+        return task.timeout_us
+    if not given.isdecimal() or not 1 <= int(given[:10]) <= 10**9:
+        raise MalformedRequest("must be a whole number of milliseconds from 1", field="x-timeout-ms")
+    return min(task.timeout_us, int(given[:10]) * 1000)
+
+
+def _priority(request: Request) -> Priority:
+    given = request.headers.get("x-priority", "interactive")
+    if given == "interactive":
+        return "interactive"
+    if given == "batch":
+        return "batch"
+    raise MalformedRequest("must be interactive or batch", field="x-priority")
+
+
+_NOBODY = Caller(key_id="", tenant="")

@@ -1,0 +1,36 @@
+"""Response headers: the limits' state and the route taken."""
+
+from gateway.core.types import Route, Verdict
+
+
+def limit_headers(verdict: Verdict) -> dict[str, str]:
+    """OpenAI's `x-ratelimit-*` names; nothing where no limit applies."""
+    if verdict.limit is None:
+        return {}
+    return {
+        "x-ratelimit-limit-requests": str(verdict.limit),
+        "x-ratelimit-remaining-requests": str(verdict.remaining or 0),
+        "x-ratelimit-reset-requests": go_duration(verdict.reset_us),
+    }
+
+
+def route_headers(route: Route) -> dict[str, str]:
+    """Where the answer came from."""
+    return {
+        "x-gateway-backend": route.backend,
+        "x-gateway-model": route.model,
+        "x-gateway-attempts": str(route.attempts),
+        "x-gateway-rule": route.rule,
+    }
+
+
+def go_duration(length_us: int) -> str:
+    """A length as OpenAI spells it (`6m0s`, `1s`, `120ms`), rounded up so that it is never too early."""
+    length_ms = -(-length_us // 1000)
+    if length_ms < 1000:  # noqa: PLR2004 - milliseconds in a second
+        return f"{length_ms}ms"
+    seconds = -(-length_ms // 1000)
+    hours, minutes, seconds = seconds // 3600, seconds // 60 % 60, seconds % 60
+    if hours:
+        return f"{hours}h{minutes}m{seconds}s"
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"

@@ -1,0 +1,251 @@
+"""The OpenAPI document of the data plane, built from the path table's own words and the tasks' contracts.
+
+The hot paths are plain ASGI endpoints (FastAPI's dependency machinery alone costs 90 us a call), so the document
+is written here; a test holds it against the routes and against real answers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway import __version__
+from gateway.core.errors import CLOSED_LIST
+from gateway.pipeline import Task
+from gateway.tasks.chat import Chat
+
+_JSON = "application/json"
+_REF = "#/components/schemas/"
+
+
+def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, Any]:
+    """OpenAPI 3.1 for these tasks."""
+    paths: dict[str, Any] = {
+        "/v1/infer": {"post": _post("infer", "Answer any task", _infer_body(tasks), _ref("TaskAnswer"))},
+        "/v1/tasks": {"get": _get("listTasks", "Every task, its schemas, and where it goes now")},
+        "/v1/tasks/{task}": {
+            "parameters": [_path_parameter("task", list(tasks))],
+            "get": _get("getTask", "One task"),
+            "post": _post("inferTask", "Answer one task", _task_content(), _ref("TaskAnswer")),
+        },
+        "/v1/chat/completions": {
+            "post": _post(
+                "createChatCompletion",
+                "OpenAI chat completions; `stream: true` answers server-sent events",
+                {_JSON: {"schema": _chat_body(models)}},
+                {"type": "object"},
+                is_openai=True,
+                streams=True,
+            )
+        },
+        "/v1/embeddings": {
+            "post": _post(
+                "createEmbedding",
+                "OpenAI embeddings",
+                {_JSON: {"schema": _embeddings_body(models)}},
+                {"type": "object"},
+                is_openai=True,
+            )
+        },
+        "/v1/models": {"get": _get("listModels", "Every name that a `model` field takes", is_openai=True)},
+        "/v1/models/{model}": {
+            "parameters": [_path_parameter("model", list(models))],
+            "get": _get("getModel", "One model", is_openai=True),
+        },
+        "/healthz/live": {"get": _probe("live", "The process runs")},
+        "/healthz/ready": {"get": _probe("ready", "The process takes requests")},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Hybrid inference gateway", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(tasks),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _infer_body(tasks: Mapping[str, Task]) -> dict[str, Any]:
+    one_of = [
+        {
+            "type": "object",
+            "title": name,
+            "properties": {
+                "task": {"const": name},
+                "input": task.contract.input_schema,
+                "parameters": {"type": "object"},
+            },
+            "required": ["task", "input"],
+            "additionalProperties": False,
+        }
+        for name, task in tasks.items()
+    ]
+    return {_JSON: {"schema": {"oneOf": one_of}}}
+
+
+def _task_content() -> dict[str, Any]:
+    body = {
+        "type": "object",
+        "properties": {"input": {"type": "object"}, "parameters": {"type": "object"}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    upload = {"type": "object", "properties": {"image": {"type": "string", "format": "binary"}}}
+    return {
+        _JSON: {"schema": body},
+        "multipart/form-data": {"schema": upload},
+        "image/*": {"schema": {"type": "string", "format": "binary"}},
+    }
+
+
+def _chat_body(models: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "model": {"type": "string", "examples": list(models)},
+            "messages": Chat.input_schema["properties"]["messages"],
+            "stream": {"type": ["boolean", "null"]},
+        },
+        "required": ["model", "messages"],
+    }
+
+
+def _embeddings_body(models: Mapping[str, str]) -> dict[str, Any]:
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "properties": {
+            "model": {"type": "string", "examples": list(models)},
+            "input": {"oneOf": [text, {"type": "array", "items": text}]},
+            "encoding_format": {"enum": ["float", "base64"]},
+        },
+        "required": ["model", "input"],
+    }
+
+
+def _post(
+    name: str,
+    summary: str,
+    content: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    *,
+    is_openai: bool = False,
+    streams: bool = False,
+) -> dict[str, Any]:
+    answers: dict[str, Any] = {_JSON: {"schema": answer}}
+    if streams:
+        answers["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "operationId": name,
+        "summary": summary,
+        "requestBody": {"required": True, "content": content},
+        "responses": {"200": {"description": "the answer", "content": answers}, **_errors(is_openai=is_openai)},
+    }
+
+
+def _get(name: str, summary: str, *, is_openai: bool = False) -> dict[str, Any]:
+    answer = {"description": "the answer", "content": {_JSON: {"schema": {"type": "object"}}}}
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {"200": answer, **_errors(is_openai=is_openai, only=(401, 404))},
+    }
+
+
+def _probe(name: str, summary: str) -> dict[str, Any]:
+    content = {_JSON: {"schema": {"type": "object"}}}
+    return {
+        "operationId": name,
+        "summary": summary,
+        "security": [],
+        "responses": {
+            "200": {"description": "yes", "content": content},
+            "503": {"description": "not now", "content": content},
+        },
+    }
+
+
+def _path_parameter(name: str, examples: list[str]) -> dict[str, Any]:
+    schema = {"type": "string", "examples": examples}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _errors(*, is_openai: bool, only: tuple[int, ...] | None = None) -> dict[str, Any]:
+    form = (
+        {_JSON: {"schema": _ref("OpenAIError")}}
+        if is_openai
+        else {"application/problem+json": {"schema": _ref("Problem")}}
+    )
+    statuses = sorted({e.status for e in CLOSED_LIST if e.status not in (405, 499)})
+    return {
+        str(status): {
+            "description": ", ".join(e.code for e in CLOSED_LIST if e.status == status),
+            "content": form,
+        }
+        for status in statuses
+        if only is None or status in only
+    }
+
+
+def _schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
+    number_or_null = {"type": ["number", "null"]}
+    return {
+        "TaskAnswer": {
+            "type": "object",
+            "properties": {
+                "id": {"type": "string"},
+                "task": {"enum": list(tasks)},
+                "output": {"anyOf": [t.contract.output_schema for t in tasks.values()]},
+                "route": {
+                    "type": "object",
+                    "properties": {
+                        "backend": {"type": "string"},
+                        "model": {"type": "string"},
+                        "version": {"type": ["string", "null"]},
+                        "rule": {"type": "string"},
+                        "attempts": {"type": "integer"},
+                    },
+                    "required": ["backend", "model", "version", "rule", "attempts"],
+                },
+                "usage": {"type": "object", "additionalProperties": {"type": "integer"}},
+                "timing": {
+                    "type": "object",
+                    "properties": dict.fromkeys(("total_ms", "admit_ms", "queue_ms", "backend_ms"), number_or_null),
+                    "required": ["total_ms", "admit_ms", "queue_ms", "backend_ms"],
+                },
+            },
+            "required": ["id", "task", "output", "route", "usage", "timing"],
+        },
+        "Problem": {
+            "type": "object",
+            "properties": {
+                "type": {"type": "string"},
+                "title": {"type": "string"},
+                "status": {"type": "integer"},
+                "detail": {"type": "string"},
+                "code": {"enum": [e.code for e in CLOSED_LIST]},
+                "errors": {"type": "array", "items": {"type": "object"}},
+            },
+            "required": ["type", "title", "status", "detail", "code"],
+        },
+        "OpenAIError": {
+            "type": "object",
+            "properties": {
+                "error": {
+                    "type": "object",
+                    "properties": {
+                        "message": {"type": "string"},
+                        "type": {"type": "string"},
+                        "param": {"type": ["string", "null"]},
+                        "code": {"type": ["string", "null"]},
+                    },
+                    "required": ["message", "type", "param", "code"],
+                }
+            },
+            "required": ["error"],
+        },
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REF + name}

@@ -1,0 +1,1 @@
+"""Places that can answer. Each adapter translates its library's errors into `BackendError` once, here."""

@@ -1,0 +1,160 @@
+"""A client of one HTTP/1.1 origin, with a pool of kept connections.
+
+Written for the relay because of one property: when the caller leaves, the connection is closed at that moment, be it
+before the first byte, in the middle of a body, or in a stream. (pyreqwest 0.15 goes on waiting for the head of an
+answer after its task is cancelled, so an LLM would go on generating for nobody.)
+
+It follows no redirects, uses no proxies and keeps no cookies.
+"""
+
+import asyncio
+import re
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway.backends.http_connection import Connection, HttpError, Trouble
+
+CONNECT_TIMEOUT_US: Final = 2_000_000
+IDLE_US: Final = 4_000_000  # below the 5 s after which uvicorn, and so vLLM, closes an idle connection
+MAX_IDLE: Final = 1024
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
+
+
+class Exchange:
+    """`async with client.exchange(...) as response`: leaving the block, however that happens, ends the exchange."""
+
+    def __init__(self, client: "HttpClient", request: bytes, timeout_us: int) -> None:
+        self._client = client
+        self._request = request
+        self._timeout_us = timeout_us
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Connection:
+        deadline = asyncio.get_running_loop().time() + self._timeout_us / 1e6
+        is_open = False
+        connection = self._connection = await self._client.acquire(deadline)
+        try:
+            await connection.send(self._request, deadline)
+            is_open = True
+        finally:
+            if not is_open:
+                self._client.release(connection)
+        return connection
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._client.release(self._connection)
+
+
+class HttpClient:
+    """Exchanges with the origin of `base_url`. The constructor does no I/O.
+
+    Raises ValueError for a URL that is not http(s) or a header that cannot be sent.
+    """
+
+    def __init__(
+        self, base_url: str, *, headers: Mapping[str, str], connect_timeout_us: int = CONNECT_TIMEOUT_US
+    ) -> None:
+        url = urlsplit(base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"'{base_url}' is not an http(s) URL")
+        if url.query or url.fragment or url.username:
+            raise ValueError("a base URL holds no query, fragment or user")
+        self._host = url.hostname
+        self._is_tls = url.scheme == "https"
+        self._port = url.port or (443 if self._is_tls else 80)
+        self._path = url.path.rstrip("/")
+        self._connect_timeout_us = connect_timeout_us
+        self._fixed = _head_lines({"host": url.netloc, "accept-encoding": "identity", **headers})
+        self._tls: ssl.SSLContext | None = None
+        self._idle: deque[Connection] = deque()
+        self._busy: set[Connection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def exchange(self, method: str, path: str, *, body: bytes = b"", extra: bytes = b"", timeout_us: int) -> Exchange:
+        """One request. `path` follows the base URL's; `extra` are whole header lines, each with its line end."""
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n".encode("ascii")
+        length = b"content-length: %d\r\n" % len(body) if method == "POST" else b""
+        return Exchange(self, b"".join((head, self._fixed, extra, length, b"\r\n", body)), timeout_us)
+
+    async def acquire(self, deadline: float) -> Connection:
+        """A kept connection, the youngest first, or a new one. Raises `HttpError`."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - IDLE_US / 1e6
+        connection = None
+        while connection is None and self._idle:
+            kept = self._idle.pop()
+            if kept.is_closed:
+                continue
+            if kept.idle_since < oldest:
+                kept.abort()
+                continue
+            connection = kept
+        if connection is None:
+            connection = await self._connect(loop, deadline)
+        self._busy.add(connection)
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Give a connection back after its exchange."""
+        if connection not in self._busy:
+            return
+        self._busy.discard(connection)
+        if not connection.finish():
+            return
+        if len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(IDLE_US / 1e6, self._sweep)
+
+    async def close(self) -> None:
+        """Close all connections; exchanges in flight end as CUT."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in (*self._idle, *self._busy):
+            connection.fail(HttpError(Trouble.CUT, "the client was closed"))
+        self._idle.clear()
+        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+
+    def _sweep(self) -> None:
+        """Close connections that have been idle too long; the oldest stand first."""
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - IDLE_US / 1e6
+        while self._idle and (self._idle[0].is_closed or self._idle[0].idle_since <= oldest):
+            self._idle.popleft().abort()
+        self._sweeper = loop.call_later(IDLE_US / 1e6, self._sweep) if self._idle else None
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop, deadline: float) -> Connection:
+        connect_by = loop.time() + self._connect_timeout_us / 1e6
+        if self._is_tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout_at(min(connect_by, deadline)):
+                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+        except TimeoutError as error:
+            # Also the kernel's own ETIMEDOUT, which is a TimeoutError and comes before any deadline.
+            is_late = loop.time() >= deadline
+            trouble = Trouble.TIMED_OUT if is_late else Trouble.UNREACHABLE
+            raise HttpError(trouble, "no connection in time") from error
+        except OSError as error:  # refused, unreachable, no such name, TLS refused
+            raise HttpError(Trouble.UNREACHABLE, str(error)) from error
+        return connection
+
+
+def _head_lines(headers: Mapping[str, str]) -> bytes:
+    """Header lines; ValueError for a name or value that HTTP cannot carry."""
+    lines: list[str] = []
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"header '{name[:40]}' cannot be sent")
+        lines.append(f"{name.lower()}: {value}\r\n")
+    return "".join(lines).encode("latin-1")

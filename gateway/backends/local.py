@@ -1,0 +1,115 @@
+"""The in-process PyTorch runtime as a backend: the only file of the gateway that imports `local_runtime`."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from gateway.backends.statistics import ModelStatistics, batch_sizes
+from gateway.backends.triton_faults import fault_of, wrong_names
+from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.tensors import Array, from_numpy, to_numpy
+from gateway.core.types import BackendCall, BackendEvent, Tensor, TensorPayload, Tensors
+from local_runtime.errors import ErrorCode, InferenceError
+from local_runtime.messages import InferAnswer, InferRequest
+from local_runtime.runtime import LocalRuntime
+
+# The runtime names its errors as Triton's core does; gRPC's names of the same are what `triton_faults` knows.
+GRPC_NAMES: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.INVALID_ARG: "INVALID_ARGUMENT",
+    ErrorCode.NOT_FOUND: "NOT_FOUND",
+    ErrorCode.UNSUPPORTED: "UNIMPLEMENTED",
+    ErrorCode.INTERNAL: "INTERNAL",
+    ErrorCode.UNAVAILABLE: "UNAVAILABLE",
+    ErrorCode.CANCELLED: "CANCELLED",
+    ErrorCode.DEADLINE: "DEADLINE_EXCEEDED",
+}
+
+
+class LocalBackend:
+    """Tensor calls to an opened `LocalRuntime`, which this owns: `close` closes it."""
+
+    def __init__(self, name: str, runtime: LocalRuntime) -> None:
+        self.name = name
+        self._runtime = runtime
+
+    @classmethod
+    async def open(cls, name: str, repository: Path, *, models: Sequence[str] | None = None) -> Self:
+        """Load the models of a repository, or the named ones, and return when all loads have ended."""
+        return cls(name, await LocalRuntime.open(repository, models=models))
+
+    async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
+        """Exactly one `Tensors`, with its queue time and batch size."""
+        payload = call.payload
+        if not isinstance(payload, TensorPayload):
+            raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="a chat call to a tensor backend"))
+        request = InferRequest(
+            model=call.model,
+            version=call.version,
+            request_id=call.request_id,
+            timeout_us=timeout_us,
+            inputs=_arrays(payload.inputs),
+            outputs=payload.outputs,
+        )
+        try:
+            answer = await self._runtime.infer(request)
+        except InferenceError as error:
+            raise BackendError(fault_of(GRPC_NAMES[error.code], error.message)) from error
+        yield _tensors(answer, payload.outputs)
+
+    async def probe(self, model: str, version: str) -> None:
+        """Whether the runtime serves the model now; costs a look-up."""
+        if not self._runtime.is_ready(model, version):
+            raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{model}' is not ready"))
+
+    async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
+        """Counters of `model`, or of all models."""
+        return tuple(
+            ModelStatistics(
+                model=stats.name,
+                version=stats.version,
+                inference_count=stats.inference_count,
+                execution_count=stats.execution_count,
+                queue_us=stats.queue_us,
+                compute_us=stats.compute_us,
+                batch_sizes=stats.batch_sizes,
+            )
+            for stats in self._runtime.statistics()
+            if model in ("", stats.name)
+        )
+
+    async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
+        """Executions so far by model and batch size in rows."""
+        return batch_sizes(await self.statistics())
+
+    async def close(self) -> None:
+        """Finish accepted work within the runtime's grace time, then stop it."""
+        await self._runtime.close()
+
+
+def _arrays(tensors: tuple[Tensor, ...]) -> dict[str, Array]:
+    """The inputs as arrays; what has no numpy form is refused in the caller's name."""
+    arrays: dict[str, Array] = {}
+    for tensor in tensors:
+        if tensor.datatype == "BF16":
+            raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="BF16 has no form in the local runtime"))
+        try:
+            arrays[tensor.name] = to_numpy(tensor)
+        except ValueError as error:
+            raise BackendError(Fault(kind=FaultKind.REFUSED_INPUT, message=str(error))) from error
+    return arrays
+
+
+def _tensors(answer: InferAnswer, wanted: tuple[str, ...]) -> Tensors:
+    wrong = wrong_names(list(answer.outputs), wanted)
+    if wrong:
+        raise BackendError(Fault(kind=FaultKind.BROKEN, message=wrong))
+    try:
+        outputs = tuple(from_numpy(name, answer.outputs[name]) for name in wanted or answer.outputs)
+    except ValueError as error:
+        raise BackendError(Fault(kind=FaultKind.BROKEN, message=str(error))) from error
+    return Tensors(
+        outputs=outputs,
+        version=answer.version,
+        queue_us=answer.queue_us,
+        batch_size=answer.batch_size,
+    )

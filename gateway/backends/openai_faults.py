@@ -1,0 +1,201 @@
+"""What an OpenAI-compatible upstream's refusals mean. Pure.
+
+By blame: the caller's input (400, 409, 413, 422 and a 404 that names no model), our account or configuration
+(401, 402, 403, redirects, a 404 without an error body, used-up quota), the model name of our route (404), too much
+load (429, 503, 529), lateness (408, 504), and everything else is the upstream's own failure.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import orjson
+
+from gateway.backends import texts
+from gateway.core.errors import Fault, FaultKind
+
+MAX_RETRY_AFTER_US: Final = 86_400_000_000  # a day; what is longer is a mistake or a ban
+_NO_MODEL = re.compile(r"\bmodels?\b.*\b(?:not found|not exist|unknown|not available)\b", re.IGNORECASE)
+_REFUSAL_WITHOUT_BODY: Final = frozenset({400, 413, 422})
+_OK: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamError:
+    """The error object of an answer; all parts as they came, None where absent."""
+
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+
+def error_of(body: bytes) -> UpstreamError | None:
+    """The error object in a body, in any of the shapes that OpenAI-compatible servers use; None if there is none."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return error_in(parsed) if isinstance(parsed, dict) else None
+
+
+def error_in(parsed: Mapping[str, Any]) -> UpstreamError | None:
+    """As `error_of`, of a parsed object."""
+    error = parsed.get("error")
+    if isinstance(error, str) and error:
+        return UpstreamError(message=error)
+    if isinstance(error, dict) and error:
+        return _from_object(error)
+    if error:
+        return UpstreamError()
+    if parsed.get("object") == "error":  # vLLM before 0.10: the error's fields at the top
+        return _from_object(parsed)
+    if "detail" in parsed and "choices" not in parsed:  # FastAPI
+        return _from_detail(parsed["detail"])
+    return None
+
+
+def _from_object(error: Mapping[str, Any]) -> UpstreamError:
+    code = error.get("code")
+    return UpstreamError(
+        message=_text(error.get("message")),
+        type=_text(error.get("type")),
+        param=_text(error.get("param")),
+        code=code if isinstance(code, str | int) and not isinstance(code, bool) else None,
+    )
+
+
+def _from_detail(detail: object) -> UpstreamError:
+    if isinstance(detail, str):
+        return UpstreamError(message=detail)
+    first = detail[0] if isinstance(detail, list) and detail else None
+    if not isinstance(first, dict):
+        return UpstreamError()
+    place = first.get("loc")
+    steps = [str(step) for step in place if step != "body"] if isinstance(place, list) else []
+    return UpstreamError(message=_text(first.get("msg")), param=".".join(steps) or None)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+# --- status -> kind -------------------------------------------------------------------------------------
+
+Judge = Callable[[int, UpstreamError | None], FaultKind]
+
+
+def _caller(status: int, error: UpstreamError | None) -> FaultKind:
+    if error is not None and error.code == "model_not_found":
+        return FaultKind.UNKNOWN_MODEL
+    if error is None and status not in _REFUSAL_WITHOUT_BODY:
+        return FaultKind.BROKEN
+    return FaultKind.REFUSED_INPUT
+
+
+def _not_found(status: int, error: UpstreamError | None) -> FaultKind:
+    names_model = error is not None and (error.param == "model" or _NO_MODEL.search(error.message or "") is not None)
+    return FaultKind.UNKNOWN_MODEL if names_model else _caller(status, error)
+
+
+def _limited(_status: int, error: UpstreamError | None) -> FaultKind:
+    # Not load: our account there has run dry, and waiting does not help.
+    is_dry = error is not None and "insufficient_quota" in (error.code, error.type)
+    return FaultKind.BROKEN if is_dry else FaultKind.OVERLOADED
+
+
+def _unavailable(_status: int, error: UpstreamError | None) -> FaultKind:
+    # llama.cpp while it loads its model.
+    is_loading = error is not None and error.type == "unavailable_error"
+    return FaultKind.UNAVAILABLE if is_loading else FaultKind.OVERLOADED
+
+
+def _late(_status: int, _error: UpstreamError | None) -> FaultKind:
+    return FaultKind.TIMEOUT
+
+
+def _busy(_status: int, _error: UpstreamError | None) -> FaultKind:
+    return FaultKind.OVERLOADED
+
+
+JUDGES: Final[Mapping[int, Judge]] = {
+    400: _caller,
+    404: _not_found,
+    408: _late,
+    409: _caller,
+    413: _caller,
+    422: _caller,
+    429: _limited,
+    503: _unavailable,
+    504: _late,
+    529: _busy,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The headers that say when to come back, as they came."""
+
+    retry_after: str | None = None
+    retry_after_ms: str | None = None
+    date: str | None = None
+
+    @property
+    def us(self) -> int | None:
+        """Microseconds from now, None where not said or not sensible (RFC 9110, section 10.2.3).
+
+        An HTTP date is measured against the answer's own Date, so that no clock of ours matters.
+        """
+        for value, unit_us in ((self.retry_after_ms, 1e3), (self.retry_after, 1e6)):
+            try:
+                length = float(value or "")
+            except ValueError:
+                continue
+            if math.isfinite(length) and length >= 0:
+                return min(math.ceil(length * unit_us), MAX_RETRY_AFTER_US)
+        if self.retry_after and self.date:
+            try:
+                wait = parsedate_to_datetime(self.retry_after) - parsedate_to_datetime(self.date)
+            except (ValueError, TypeError):  # TypeError: one of them is without a zone
+                return None
+            return min(max(0, int(wait.total_seconds() * 1e6)), MAX_RETRY_AFTER_US)
+        return None
+
+
+def fault_of(status: int, body: bytes, waiting: Waiting) -> Fault:
+    """The fault behind a status that is not 200."""
+    return fault_for(status, error_of(body), waiting)
+
+
+def fault_for(status: int, error: UpstreamError | None, waiting: Waiting) -> Fault:
+    """As `fault_of`, of a parsed error."""
+    judge = JUDGES.get(status)
+    kind = judge(status, error) if judge else FaultKind.BROKEN
+    message = (error.message if error else None) or ""
+    if kind is FaultKind.REFUSED_INPUT:
+        return Fault(
+            kind=kind,
+            message=texts.shown(message),
+            field=texts.field(error.param) if error else None,
+            code=texts.code(error.code) if error else None,
+        )
+    return Fault(
+        kind=kind,
+        message=texts.logged(f"status {status}: {message}" if message else f"status {status}"),
+        retry_after_us=waiting.us,
+        code=texts.code(error.code) if error else None,
+    )
+
+
+def fault_in_answer(error: UpstreamError) -> Fault:
+    """The fault behind an error that came with status 200, as an event or as a whole body.
+
+    Some upstreams put the status they meant into `code`; without one it is the upstream's own failure.
+    """
+    meant = error.code if isinstance(error.code, int) else 0
+    if isinstance(error.code, str) and error.code.isdecimal():
+        meant = int(error.code)
+    return fault_for(meant if meant in JUDGES else _OK, error, Waiting())

@@ -1,0 +1,89 @@
+"""What Triton's error codes and texts mean, shared by the real Triton and the local runtime that copies it.
+
+Decisions that the code alone does not settle:
+
+- A full queue and an expired queue timeout are both OVERLOADED: Triton is well, it has too much to do.
+- `Stub process ... is not healthy` stays BROKEN: the model's process is dead until the model is loaded again, but its
+  probes go on saying "ready", so only a request that succeeds may close its breaker.
+- NOT_FOUND in Triton's own words is UNKNOWN_MODEL; NOT_FOUND in a model's own words is about the input.
+- A version that is no number is the route's fault, so UNKNOWN_MODEL, though its code is INVALID_ARGUMENT.
+- RESOURCE_EXHAUSTED is a message over a size limit: REFUSED_INPUT where our request was too large for the server,
+  BROKEN where its answer was too large for us.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from gateway.backends.texts import logged, triton_shown
+from gateway.core.errors import Fault, FaultKind
+
+QUEUE_FULL: Final = "Exceeds maximum queue size"
+QUEUE_TIMEOUT: Final = "Request timeout expired"
+RESET_STREAM: Final = "RST_STREAM"
+BAD_VERSION: Final = "failed to get model version"
+_UNKNOWN_MODEL_TEXTS: Final = ("unknown model", "no available versions")
+
+# By gRPC's names of codes; those not listed are BROKEN.
+KINDS: Final[Mapping[str, FaultKind]] = {
+    "UNAVAILABLE": FaultKind.UNAVAILABLE,
+    "CANCELLED": FaultKind.UNAVAILABLE,  # by the server: our own cancellations never come here
+    "DEADLINE_EXCEEDED": FaultKind.TIMEOUT,
+    "NOT_FOUND": FaultKind.UNKNOWN_MODEL,
+    "INVALID_ARGUMENT": FaultKind.REFUSED_INPUT,
+    "UNIMPLEMENTED": FaultKind.UNSUPPORTED,
+    "INTERNAL": FaultKind.BROKEN,
+    "RESOURCE_EXHAUSTED": FaultKind.BROKEN,
+}
+
+
+def _unavailable(text: str) -> FaultKind:
+    is_full = QUEUE_FULL in text or QUEUE_TIMEOUT in text
+    return FaultKind.OVERLOADED if is_full else FaultKind.UNAVAILABLE
+
+
+def _not_found(text: str) -> FaultKind:
+    is_model = any(known in text for known in _UNKNOWN_MODEL_TEXTS)
+    return FaultKind.UNKNOWN_MODEL if is_model else FaultKind.REFUSED_INPUT
+
+
+def _invalid(text: str) -> FaultKind:
+    return FaultKind.UNKNOWN_MODEL if BAD_VERSION in text else FaultKind.REFUSED_INPUT
+
+
+def _internal(text: str) -> FaultKind:
+    return FaultKind.UNAVAILABLE if RESET_STREAM in text else FaultKind.BROKEN
+
+
+def _exhausted(text: str) -> FaultKind:
+    # gRPC puts before the text which side found the message too large; older servers put nothing.
+    is_answer = "CLIENT: Received" in text or "SERVER: Sent" in text
+    is_request = "message larger than max" in text and not is_answer
+    return FaultKind.REFUSED_INPUT if is_request else FaultKind.BROKEN
+
+
+_BY_TEXT: Final[Mapping[str, Callable[[str], FaultKind]]] = {
+    "UNAVAILABLE": _unavailable,
+    "NOT_FOUND": _not_found,
+    "INVALID_ARGUMENT": _invalid,
+    "INTERNAL": _internal,
+    "RESOURCE_EXHAUSTED": _exhausted,
+}
+
+
+def fault_of(code: str, text: str) -> Fault:
+    """The fault behind one of Triton's errors; `code` is gRPC's name of it."""
+    by_text = _BY_TEXT.get(code)
+    kind = by_text(text) if by_text else KINDS.get(code, FaultKind.BROKEN)
+    if kind is not FaultKind.REFUSED_INPUT:
+        return Fault(kind=kind, message=logged(f"{code}: {text}"))
+    if code == "RESOURCE_EXHAUSTED":
+        return Fault(kind=kind, message="the input is larger than the backend takes")
+    return Fault(kind=kind, message=triton_shown(text))
+
+
+def wrong_names(got: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """What is wrong with the names of the outputs, or None. Triton leaves out an output that it does not find."""
+    if len(set(got)) != len(got):
+        return f"outputs come more than once: {', '.join(got)}"
+    missing = [name for name in wanted if name not in got]
+    return f"outputs are missing: {', '.join(missing)}" if missing else None

@@ -1,0 +1,1 @@
+"""The commands of the `gateway` console script, one file per group."""

@@ -1,0 +1,105 @@
+"""`gateway serve`, `admin`, `check` and `schema`: the processes and their configuration."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+import uvloop
+
+from gateway.settings import ConfigError, Settings, load_settings
+
+app = typer.Typer()
+
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
+ConfigOption = Annotated[
+    Path, typer.Option("--config", metavar="FILE", envvar="GATEWAY_CONFIG", help="The gateway's configuration.")
+]
+DEFAULT_CONFIG = Path("deploy/gateway.yaml")
+
+
+@app.command()
+def serve(
+    config: ConfigOption = DEFAULT_CONFIG,
+    workers: Annotated[int | None, typer.Option(min=1, max=64, metavar="N", help="Worker processes.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of server.port.")] = None,
+) -> None:
+    """Run the data plane: the REST API, and /metrics on the operations port.
+
+    Try:
+
+        gateway serve --config deploy/gateway.yaml --workers 2
+    """
+    settings = _settings(config, workers=workers, port=port)
+    # Imported here and below: only the processes that serve pay for their servers and clients.
+    from gateway.serve import serve as run  # noqa: PLC0415
+
+    try:
+        status = asyncio.run(run(config, settings))
+    except ConfigError as error:
+        _refuse(error)
+    raise typer.Exit(status)
+
+
+@app.command(hidden=True)
+def worker(config: ConfigOption, fd: Annotated[int, typer.Option("--fd")]) -> None:
+    """One worker; `gateway serve` starts it."""
+    settings = _settings(config)
+    from gateway.serve import work  # noqa: PLC0415
+
+    try:
+        uvloop.run(work(settings, fd))
+    except ConfigError as error:
+        _refuse(error)
+
+
+@app.command()
+def admin(config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Run the control plane (/admin/v1).
+
+    Try:
+
+        GATEWAY_ADMIN_TOKEN=... gateway admin --config deploy/gateway.yaml
+    """
+    settings = _settings(config)
+    from gateway.serve import admin as run  # noqa: PLC0415
+
+    try:
+        asyncio.run(run(settings))
+    except ConfigError as error:
+        _refuse(error)
+
+
+@app.command()
+def check(config: Annotated[Path, typer.Argument(metavar="FILE")] = DEFAULT_CONFIG) -> None:
+    """Check a configuration: every fault with its line, or one line that all is well.
+
+    Try:
+
+        gateway check deploy/gateway.yaml
+    """
+    settings = _settings(config)
+    typer.echo(
+        f"{config}: good ({len(settings.backends)} backends, {len(settings.tasks)} tasks, {len(settings.rules)} rules)"
+    )
+
+
+@app.command()
+def schema() -> None:
+    """Print the configuration's JSON Schema."""
+    typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+def _settings(config: Path, *, workers: int | None = None, port: int | None = None) -> Settings:
+    try:
+        settings = load_settings(config)
+    except ConfigError as error:
+        _refuse(error)
+    changes = {k: v for k, v in (("workers", workers), ("port", port)) if v is not None}
+    return settings.model_copy(update={"server": settings.server.model_copy(update=changes)})
+
+
+def _refuse(error: ConfigError) -> NoReturn:
+    typer.echo(str(error), err=True)
+    raise typer.Exit(EXIT_CONFIG)

@@ -1,0 +1,121 @@
+"""What to do next after each failed attempt: try the next candidate, or give up with an honest error."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.core.errors import (
+    BackendBroke,
+    DeadlineExceeded,
+    Fault,
+    FaultKind,
+    GatewayError,
+    InvalidInput,
+    NoHealthyBackend,
+    QueueFull,
+    UnsupportedByBackend,
+)
+from gateway.core.routing import Plan, Target
+
+MIN_ATTEMPT_US = 5_000  # less than this cannot bring an answer from any backend; do not spend it on a try
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consequence:
+    """What follows from a fault.
+
+    Attributes:
+        try_next: another candidate may do better.
+        blames_backend: the breaker counts it (the caller's own faults must never open it).
+        error: what the caller sees when nothing is left to try.
+        detail: the sentence that goes with it; None = the backend's own (already cleaned) words.
+    """
+
+    try_next: bool
+    blames_backend: bool
+    error: type[GatewayError]
+    detail: str | None
+
+
+CONSEQUENCES: dict[FaultKind, Consequence] = {
+    FaultKind.UNAVAILABLE: Consequence(
+        try_next=True, blames_backend=True, error=NoHealthyBackend, detail="the backend could not be reached"
+    ),
+    FaultKind.TIMEOUT: Consequence(
+        try_next=True,
+        blames_backend=True,
+        error=DeadlineExceeded,
+        detail="the backend did not answer in time",
+    ),
+    FaultKind.OVERLOADED: Consequence(
+        try_next=True, blames_backend=False, error=QueueFull, detail="the backend's queue is full"
+    ),
+    FaultKind.BROKEN: Consequence(
+        try_next=True, blames_backend=True, error=BackendBroke, detail="the backend failed on this request"
+    ),
+    FaultKind.UNKNOWN_MODEL: Consequence(
+        try_next=True,
+        blames_backend=True,
+        error=NoHealthyBackend,
+        detail="the backend does not serve the model of this route",
+    ),
+    FaultKind.REFUSED_INPUT: Consequence(try_next=False, blames_backend=False, error=InvalidInput, detail=None),
+    FaultKind.UNSUPPORTED: Consequence(
+        try_next=True,
+        blames_backend=False,
+        error=UnsupportedByBackend,
+        detail="the backend lacks a feature that this request asks for",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """Send the request to `target`, for at most `timeout_us`."""
+
+    target: Target
+    timeout_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Tell the caller `error`."""
+
+    error: GatewayError
+
+
+def next_attempt(
+    plan: Plan, faults: Sequence[Fault], *, now_us: int, deadline_us: int, attempt_timeout_us: int
+) -> Try | GiveUp:
+    """Decide from the faults so far (one per attempt made, oldest first).
+
+    While another candidate remains, an attempt gets at most `attempt_timeout_us`, so that a hung backend leaves
+    time for the next one; the last candidate gets all that is left.
+    """
+    if faults and not CONSEQUENCES[faults[-1].kind].try_next:
+        return GiveUp(error=_told(faults[-1]))
+    left_us = deadline_us - now_us
+    if left_us < MIN_ATTEMPT_US:
+        return GiveUp(error=DeadlineExceeded("the request's time is used up"))
+    if len(faults) >= len(plan.candidates):
+        return GiveUp(error=_told(faults[-1]))
+    is_last = len(faults) == len(plan.candidates) - 1
+    timeout_us = left_us if is_last else min(left_us, attempt_timeout_us)
+    return Try(target=plan.candidates[len(faults)], timeout_us=timeout_us)
+
+
+def broken_off() -> GatewayError:
+    """The error of an answer that broke after a part of it had left."""
+    return BackendBroke("the backend broke off: what was received is incomplete")
+
+
+def _told(fault: Fault) -> GatewayError:
+    consequence = CONSEQUENCES[fault.kind]
+    retry_after_us = fault.retry_after_us
+    if retry_after_us is None and consequence.error.status in (429, 503):
+        retry_after_us = 1_000_000  # health is probed every second: an earlier retry cannot know more
+    return consequence.error(
+        consequence.detail or fault.message,
+        field=fault.field,
+        retry_after_us=retry_after_us,
+        param_code=fault.code,
+    )

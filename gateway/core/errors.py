@@ -1,0 +1,229 @@
+"""The closed list of errors, sorted by whose fault they are.
+
+A `GatewayError` is what a client sees: a stable `code`, an HTTP status and a sentence that is safe to show.
+A `BackendError` is what an adapter raises about its backend; `core.attempts` turns it into the next attempt
+or into a `GatewayError`. Nothing else crosses a module border: adapters translate foreign exceptions once.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from gateway.core.types import Verdict
+
+
+class GatewayError(Exception):
+    """An answer that is a refusal or a failure.
+
+    Attributes:
+        detail: one sentence for the caller; never holds Python text, an upstream address or a secret.
+        field: where in the request the fault lies, dotted (`input.image`, `messages[0].role`).
+        retry_after_us: when the same request may succeed, in microseconds from now.
+        param_code: an upstream's own error code (OpenAI's `error.code`), kept so that users can act on it.
+        verdict: what the limiter said of this request, once it was asked; set by the pipeline.
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        field: str | None = None,
+        retry_after_us: int | None = None,
+        param_code: str | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.field = field
+        self.retry_after_us = retry_after_us
+        self.param_code = param_code
+        self.verdict: Verdict | None = None
+
+
+# --- the caller's fault -------------------------------------------------------------------------
+
+
+class MalformedRequest(GatewayError):
+    """The bytes are not what the content type says, or the OpenAI/OIP shape is broken."""
+
+    code, status, title = "malformed_request", 400, "Malformed request"
+
+
+class Unauthorized(GatewayError):
+    """No key, or one that is not known. One text for both, so that nothing can be learned."""
+
+    code, status, title = "unauthorized", 401, "Missing or unknown API key"
+
+
+class Forbidden(GatewayError):
+    """A known key without the right to this."""
+
+    code, status, title = "forbidden", 403, "Not allowed for this key"
+
+
+class NotFound(GatewayError):
+    """No such path."""
+
+    code, status, title = "not_found", 404, "Not found"
+
+
+class UnknownTask(GatewayError):
+    """No such task."""
+
+    code, status, title = "unknown_task", 404, "Unknown task"
+
+
+class UnknownModel(GatewayError):
+    """No such model, alias or task behind an OpenAI `model` field."""
+
+    code, status, title = "model_not_found", 404, "Unknown model"
+
+
+class MethodNotAllowed(GatewayError):
+    """The path exists, the method does not."""
+
+    code, status, title = "method_not_allowed", 405, "Method not allowed"
+
+
+class BodyTooLarge(GatewayError):
+    """The body is over `server.max_body_bytes`."""
+
+    code, status, title = "body_too_large", 413, "Body too large"
+
+
+class UnsupportedMediaType(GatewayError):
+    """A content type that this path does not take."""
+
+    code, status, title = "unsupported_media_type", 415, "Unsupported media type"
+
+
+class RequestTimeout(GatewayError):
+    """The caller did not send its body in time."""
+
+    code, status, title = "request_timeout", 408, "Request body too slow"
+
+
+class InvalidInput(GatewayError):
+    """Well formed, but against the task's contract; `field` names the place."""
+
+    code, status, title = "invalid_input", 422, "Input does not fit the task"
+
+
+class ClientClosed(GatewayError):
+    """The caller left before the answer; seen in logs and metrics only."""
+
+    code, status, title = "client_closed", 499, "Client closed the connection"
+
+
+# --- nobody's fault: the system is full, draining or late ---------------------------------------
+
+
+class RateLimited(GatewayError):
+    """A limit is used up; `detail` names which."""
+
+    code, status, title = "rate_limited", 429, "Rate limit reached"
+
+
+class QueueFull(GatewayError):
+    """Every candidate's queue is full."""
+
+    code, status, title = "queue_full", 429, "Queue full"
+
+
+class NoHealthyBackend(GatewayError):
+    """Every candidate is down, drained or switched off."""
+
+    code, status, title = "no_healthy_backend", 503, "No healthy backend"
+
+
+class DeadlineExceeded(GatewayError):
+    """The request's time is used up."""
+
+    code, status, title = "deadline_exceeded", 504, "Deadline exceeded"
+
+
+# --- a backend's fault, or ours -----------------------------------------------------------------
+
+
+class UnsupportedByBackend(GatewayError):
+    """The chosen backend lacks the feature."""
+
+    code, status, title = "unsupported", 501, "Not supported by the backend"
+
+
+class BackendBroke(GatewayError):
+    """A backend answered something that breaks its protocol or the task's contract."""
+
+    code, status, title = "backend_error", 502, "Backend error"
+
+
+class InternalError(GatewayError):
+    """A fault of the gateway itself."""
+
+    code, status, title = "internal", 500, "Internal error"
+
+
+CLOSED_LIST: tuple[type[GatewayError], ...] = (
+    MalformedRequest,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    UnknownTask,
+    UnknownModel,
+    MethodNotAllowed,
+    RequestTimeout,
+    BodyTooLarge,
+    UnsupportedMediaType,
+    InvalidInput,
+    ClientClosed,
+    RateLimited,
+    QueueFull,
+    NoHealthyBackend,
+    DeadlineExceeded,
+    UnsupportedByBackend,
+    BackendBroke,
+    InternalError,
+)
+
+
+class FaultKind(Enum):
+    """What an adapter saw. `core.attempts.CONSEQUENCES` says what follows from each."""
+
+    UNAVAILABLE = "unavailable"  # cannot be reached, or died before answering
+    TIMEOUT = "timeout"  # no answer within the attempt's time
+    OVERLOADED = "overloaded"  # says itself that it is full (429, 503, full queue)
+    BROKEN = "broken"  # answered with garbage or an internal error of its own
+    UNKNOWN_MODEL = "unknown_model"  # is up, but does not serve this model or version
+    REFUSED_INPUT = "refused_input"  # judged the caller's input invalid
+    UNSUPPORTED = "unsupported"  # lacks the feature asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One failed attempt, in the gateway's words.
+
+    Attributes:
+        kind: what happened.
+        message: the backend's own words. Shown to the caller for REFUSED_INPUT only (adapters clean it);
+            otherwise for logs.
+        retry_after_us: the backend's own wish, in microseconds.
+        field: the part of the input that was refused, where the backend named one.
+        code: an upstream's error code, where it gave one.
+    """
+
+    kind: FaultKind
+    message: str
+    retry_after_us: int | None = None
+    field: str | None = None
+    code: str | None = None
+
+
+class BackendError(Exception):
+    """Raised by adapters, and by contracts about an answer that does not fit; carries one `Fault`."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(f"{fault.kind.value}: {fault.message}")
+        self.fault = fault

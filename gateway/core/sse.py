@@ -1,0 +1,114 @@
+"""Server-sent events, sans I/O: network reads in, the data payload of each event out.
+
+Follows the WHATWG HTML standard, section 9.2.6 "Interpreting an event stream", except that fields other than `data`
+are ignored: OpenAI-compatible servers put everything there.
+"""
+
+from typing import Final
+
+BOM: Final = b"\xef\xbb\xbf"
+DEFAULT_MAX_EVENT_BYTES: Final = 4 * 1024 * 1024  # an image answer in base64 fits; a runaway upstream does not
+
+_END: Final = b"\n\n"
+
+
+class SseTooLarge(Exception):
+    """One event is over the bound. `complete` holds the payloads of the same read that came before it."""
+
+    def __init__(self, limit: int, complete: list[bytes]) -> None:
+        super().__init__(f"one event is over {limit} bytes")
+        self.complete = complete
+
+
+class SseParser:
+    """Feed it reads cut anywhere; it gives back whole payloads.
+
+    Works on bytes, so that a cut inside a UTF-8 character cannot hurt. All scanning is done by `bytes` methods.
+    """
+
+    def __init__(self, *, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._tail = bytearray()  # line ends are "\n" here; never starts with one
+        self._head: bytes | None = b""  # what may yet become a BOM; None once the stream has begun
+        self._after_cr = False  # the last read ended in CR: an LF at the start of the next belongs to it
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether nothing of an unfinished event has come: a stream that ends here ended cleanly."""
+        return not self._tail and not self._head
+
+    def feed(self, read: bytes) -> list[bytes]:
+        """The payloads completed by this read (several `data` lines joined by newlines).
+
+        Raises `SseTooLarge` once an event is over the bound; the parser must not be used after.
+        """
+        read = self._newlines(self._without_bom(read))
+        if not read:
+            return []
+        tail = self._tail
+        searched = max(0, len(tail) - 1)
+        tail += read
+        end = tail.rfind(_END, searched)
+        if end < 0:
+            self._trim([])
+            return []
+        block = bytes(tail[:end])
+        del tail[: end + len(_END)]
+        payloads = self._payloads(block)
+        self._trim(payloads)
+        return payloads
+
+    def _payloads(self, block: bytes) -> list[bytes]:
+        payloads: list[bytes] = []
+        for event in block.split(_END):
+            if len(event) > self._max_event_bytes and len(event.strip(b"\n")) > self._max_event_bytes:
+                raise SseTooLarge(self._max_event_bytes, payloads)
+            payload = _payload(event)
+            if payload is not None:
+                payloads.append(payload)
+        return payloads
+
+    def _trim(self, payloads: list[bytes]) -> None:
+        """Drop blank lines before the next event and hold the bound on what has come of it."""
+        tail = self._tail
+        if tail[:1] == b"\n":
+            tail[:] = tail.lstrip(b"\n")
+        # A last newline may be half of the end mark, which is not part of the event.
+        if len(tail) - tail.endswith(b"\n") > self._max_event_bytes:
+            raise SseTooLarge(self._max_event_bytes, payloads)
+
+    def _without_bom(self, read: bytes) -> bytes:
+        if self._head is None:
+            return read
+        read = self._head + read
+        if len(read) < len(BOM) and BOM.startswith(read):
+            self._head = read
+            return b""
+        self._head = None
+        return read.removeprefix(BOM)
+
+    def _newlines(self, read: bytes) -> bytes:
+        """The read with every CRLF, CR and LF as one LF, pairs cut between two reads included."""
+        if not read:
+            return read
+        if self._after_cr and read[:1] == b"\n":
+            read = read[1:]
+            self._after_cr = False
+            if not read:
+                return read
+        self._after_cr = read[-1:] == b"\r"
+        if b"\r" in read:
+            read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return read
+
+
+def _payload(event: bytes) -> bytes | None:
+    """The data of one event, or None if it has none (comments, other fields)."""
+    if event.startswith(b"data: ") and b"\n" not in event:  # what nearly every server sends
+        return event[6:]
+    lines: list[bytes] = []
+    for line in event.split(b"\n"):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            lines.append(value.removeprefix(b" "))
+    return b"\n".join(lines) if lines else None

@@ -1,0 +1,232 @@
+"""The values that walk through the gateway. All frozen; data only moves down."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Priority = Literal["interactive", "batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A request limit of a key: `requests` per `period_us`, of which `burst` may come at once."""
+
+    requests: int
+    period_us: int
+    burst: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks. `key_id` names the key in logs and limits; the secret itself is never kept.
+
+    `tasks` is None where the key may use every task.
+    """
+
+    key_id: str
+    tenant: str
+    limits: tuple[Limit, ...] = ()
+    tasks: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A named tensor in the wire form of the Open Inference Protocol.
+
+    Attributes:
+        datatype: the protocol's name: BOOL, INT8..INT64, UINT8..UINT64, FP16, BF16, FP32, FP64, BYTES.
+        shape: the full shape, batch dimension included.
+        data: row-major little-endian; an element of BYTES is a little-endian uint32 length and its bytes.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequest:
+    """One request after its door: authenticated, decoded and checked against its task's contract.
+
+    Attributes:
+        input: the contract's own parsed input (see `gateway.tasks`).
+        received_us / deadline_us: instants on the process's monotonic clock.
+        stream: whether the caller wants events as they come.
+    """
+
+    id: str
+    task: str
+    caller: Caller
+    input: Any
+    received_us: int
+    deadline_us: int
+    stream: bool = False
+    priority: Priority = "interactive"
+
+
+# --- what a backend is asked -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPayload:
+    """Named tensors in, the named outputs wanted (empty = all)."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPayload:
+    """An OpenAI chat body as the caller sent it; the backend sets only its own model name in a copy."""
+
+    body: Mapping[str, Any]
+    stream: bool = False
+
+
+Payload = TensorPayload | ChatPayload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendCall:
+    """One attempt at one model. `version` empty means the backend's own choice."""
+
+    request_id: str
+    model: str
+    version: str
+    payload: Payload
+
+
+# --- what comes back: one event stream for unary and streamed answers (unary = a stream of one) ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What an answer used up: tokens where the backend says so, and the rows of a tensor call."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors:
+    """A tensor answer of a backend. `queue_us` and `batch_size` only where the backend tells them per call."""
+
+    outputs: tuple[Tensor, ...]
+    version: str
+    queue_us: int | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A whole OpenAI answer as the upstream's own JSON bytes."""
+
+    body: bytes
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """The payload of one streamed event (the bytes after `data:`), untouched. Never the `[DONE]` marker.
+
+    `usage` is set on the event that carries it.
+    """
+
+    data: bytes
+    usage: Usage | None = None
+
+
+BackendEvent = Tensors | Message | Delta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A task's output in the shape of its contract, with what the contract could count."""
+
+    output: Mapping[str, Any]
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where the answer came from: shown in `route` and the `x-gateway-*` headers."""
+
+    backend: str
+    model: str
+    version: str
+    rule: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Lengths in microseconds. `queue_us` is None where the backend does not tell it per call."""
+
+    total_us: int
+    admit_us: int
+    backend_us: int
+    queue_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the limiter said. Being limited is a result, not an error.
+
+    Attributes:
+        name: the limit that is nearest to its end, as a caller would call it ("60 requests per minute").
+        limit / remaining: in requests; remaining is never negative.
+        reset_us: until the limit is whole again. retry_after_us: until one more would pass (0 if allowed).
+        degraded: the shared store was out of reach and the local limiter decided.
+    """
+
+    allowed: bool
+    name: str = ""
+    limit: int | None = None
+    remaining: int | None = None
+    reset_us: int = 0
+    retry_after_us: int = 0
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The first event of every answer: the route is settled and the backend has begun to answer."""
+
+    route: Route
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The last event of every complete answer."""
+
+    usage: Usage
+    timing: Timing
+
+
+Event = Started | Answer | Message | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One line per request, for logs and metrics. Never holds bodies, prompts or secrets.
+
+    `code` is `ok` or the `code` of a `GatewayError`; `reasons` says why each candidate was or was not taken.
+    """
+
+    id: str
+    task: str
+    tenant: str
+    key_id: str
+    code: str
+    status: int
+    total_us: int
+    stream: bool = False
+    route: Route | None = None
+    timing: Timing | None = None
+    usage: Usage = field(default_factory=Usage)
+    rule_revision: int = 0
+    reasons: tuple[str, ...] = ()
+    failed_attempts: int = 0
+    degraded: bool = False

@@ -1,0 +1,260 @@
+"""Configuration: one YAML file and the environment's secrets -> one frozen `Settings`.
+
+Nothing else in the gateway reads the environment. A value may say `${NAME}` or `${NAME:-default}`; secrets are
+named (`key_env: NAME`), never written. Paths are relative to the file. Unknown fields are refused by name.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gateway.core.routing import RuleError, check_targets, parse_rules
+from gateway.core.types import Limit
+
+PERIODS_US = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
+MAX_WINDOW_US = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
+_VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\}")
+LOCAL_SOCKET_ENV = "GATEWAY_LOCAL_SOCKET"  # set by `gateway serve` for its workers, where they share one runtime
+METRICS_DIR_ENV = "PROMETHEUS_MULTIPROC_DIR"  # prometheus-client's own name
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; one line for each fault, with the file's line number."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TritonSettings(_Section):
+    """A Triton server, reached over gRPC."""
+
+    kind: Literal["triton"]
+    url: str = Field(description="gRPC address, host:port")
+    enabled: bool = True
+
+
+class LocalSettings(_Section):
+    """The in-process runtime over a Triton model repository."""
+
+    kind: Literal["local"]
+    repository: Path
+    models: tuple[str, ...] | None = Field(default=None, description="load only these; default: every model")
+    enabled: bool = True
+
+
+class OpenAISettings(_Section):
+    """An OpenAI-compatible endpoint: vLLM, TensorRT-LLM, llama.cpp, a hosted API."""
+
+    kind: Literal["openai"]
+    base_url: str = Field(pattern=r"^https?://", description="up to and with /v1")
+    api_key_env: str | None = Field(default=None, description="environment variable that holds the endpoint's key")
+    headers: Mapping[str, str] = Field(default_factory=dict)
+    enabled: bool = True
+
+    def api_key(self) -> str | None:
+        """The endpoint's key; None where none is configured."""
+        return os.environ.get(self.api_key_env) if self.api_key_env else None
+
+
+BackendSettings = Annotated[TritonSettings | LocalSettings | OpenAISettings, Field(discriminator="kind")]
+
+
+class TaskSettings(_Section):
+    """A task: its contract, its time limits and its contract's options."""
+
+    contract: str
+    timeout_ms: int = Field(
+        default=10_000, ge=1, le=3_600_000, description="the whole request; X-Timeout-Ms may shorten it"
+    )
+    attempt_timeout_ms: int = Field(default=3_000, ge=1, description="one attempt, while another candidate remains")
+    aliases: tuple[str, ...] = Field(default=(), description="further names in the `model` field of OpenAI requests")
+    labels_file: Path | None = Field(default=None, description="one label a line, in index order")
+    options: Mapping[str, int] = Field(default_factory=dict, description="the contract's bounds")
+
+
+class LimitSettings(_Section):
+    """So many requests per period, of which `burst` may come at once (default: all)."""
+
+    per: Literal["second", "minute", "hour", "day"]
+    requests: int = Field(ge=1, le=10**9)
+    burst: int | None = Field(default=None, ge=1, le=10**9)
+
+    @model_validator(mode="after")
+    def _is_exact(self) -> "LimitSettings":
+        if PERIODS_US[self.per] * (self.burst or self.requests) // self.requests > MAX_WINDOW_US:
+            raise ValueError("burst is too large for so few requests per period")
+        return self
+
+    def limit(self) -> Limit:
+        """The same as the limiter takes it."""
+        return Limit(requests=self.requests, period_us=PERIODS_US[self.per], burst=self.burst or self.requests)
+
+
+class KeySettings(_Section):
+    """An API key: its secret's environment variable or its SHA-256, whose it is, and what it may."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    tenant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    key_env: str | None = None
+    key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    limits: tuple[LimitSettings, ...] | None = Field(default=None, description="default: the section `limits`")
+    tasks: tuple[str, ...] | None = Field(default=None, description="default: every task")
+
+    @model_validator(mode="after")
+    def _has_one_secret(self) -> "KeySettings":
+        if (self.key_env is None) == (self.key_sha256 is None):
+            raise ValueError("give either key_env or key_sha256")
+        return self
+
+    def digest(self) -> str | None:
+        """SHA-256 of the secret in hex; None where its environment variable is not set."""
+        if self.key_sha256 is not None:
+            return self.key_sha256
+        secret = os.environ.get(self.key_env or "", "")
+        return hashlib.sha256(secret.encode()).hexdigest() if secret else None
+
+
+class RedisSettings(_Section):
+    """The shared store. `url` empty: limits and rules live in this process alone."""
+
+    url: str = ""
+    prefix: str = "gateway:"
+
+
+class ServerSettings(_Section):
+    """Listeners and bounds of the processes."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    ops_host: str = "127.0.0.1"
+    ops_port: int = Field(default=8081, ge=0, le=65535)
+    admin_host: str = "127.0.0.1"
+    admin_port: int = Field(default=8090, ge=0, le=65535)
+    admin_token_env: str = "GATEWAY_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
+    workers: int = Field(default=1, ge=1, le=64)
+    max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    drain_timeout_s: float = Field(default=30.0, ge=0, description="how long a stop waits for requests in flight")
+
+    def admin_token(self) -> str:
+        """The control plane's token; empty where it is not set."""
+        return os.environ.get(self.admin_token_env, "")
+
+
+class TelemetrySettings(_Section):
+    """What is told of requests."""
+
+    access_log: bool = True
+
+
+class Settings(_Section):
+    """The whole configuration. `rules` seed an empty Redis, and serve where there is none."""
+
+    backends: Mapping[str, BackendSettings]
+    tasks: Mapping[str, TaskSettings]
+    rules: Sequence[Mapping[str, Any]]
+    limits: tuple[LimitSettings, ...] = ()
+    keys: tuple[KeySettings, ...] = ()
+    redis: RedisSettings = Field(default_factory=RedisSettings)
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Settings":
+        check_targets(parse_rules(self.rules), backends=self.backends, tasks=self.tasks)
+        names = [*self.tasks, *(alias for task in self.tasks.values() for alias in task.aliases)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"the name '{name}' stands for two tasks")
+        for key in self.keys:
+            for task in key.tasks or ():
+                if task not in self.tasks:
+                    raise ValueError(f"key '{key.id}': unknown task '{task}'")
+        ids = [key.id for key in self.keys]
+        if len(set(ids)) < len(ids):
+            raise ValueError("two keys have the same id")
+        return self
+
+
+def load_settings(path: Path) -> Settings:
+    """Read and check the file. Raises `ConfigError` with one line per fault."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{path}: must be a mapping of sections")
+    try:
+        return _anchored(Settings.model_validate(_expanded(document)), path.parent)
+    except ValidationError as error:
+        faults = (_fault(path, node, e["loc"], e["msg"]) for e in error.errors())
+        raise ConfigError("\n".join(dict.fromkeys(faults))) from error
+
+
+def _anchored(settings: Settings, folder: Path) -> Settings:
+    """Make relative paths relative to the configuration file."""
+    backends = {
+        name: backend.model_copy(update={"repository": (folder / backend.repository).resolve()})
+        if isinstance(backend, LocalSettings)
+        else backend
+        for name, backend in settings.backends.items()
+    }
+    tasks = {
+        name: task.model_copy(update={"labels_file": (folder / task.labels_file).resolve()})
+        if task.labels_file
+        else task
+        for name, task in settings.tasks.items()
+    }
+    return settings.model_copy(update={"backends": backends, "tasks": tasks})
+
+
+def _expanded(value: Any) -> Any:
+    """`${NAME:-default}` replaced in every string, from the environment."""
+    if isinstance(value, Mapping):
+        return {k: _expanded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_expanded(v) for v in value]
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda m: os.environ.get(m[1]) or m[2] or "", value)
+    return value
+
+
+def _fault(path: Path, node: Any, loc: tuple[int | str, ...], message: str) -> str:
+    line = _line(node, loc)
+    where = ".".join(str(part) for part in loc if part not in ("triton", "local", "openai") or part in loc[:2])
+    message = message.removeprefix("Value error, ")
+    return f"{path}:{line}: {where + ': ' if where else ''}{message}"
+
+
+def _line(node: Any, loc: Sequence[int | str]) -> int:
+    """The line of the innermost part of `loc` that stands in the file."""
+    line = node.start_mark.line + 1
+    for part in loc:
+        if isinstance(node, yaml.MappingNode):
+            found = [(k, v) for k, v in node.value if k.value == str(part)]
+            if found:
+                line, node = found[0][0].start_mark.line + 1, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+    return int(line)
+
+
+def local_socket() -> str:
+    """Where the workers' shared local runtime listens; empty where it lives in this process."""
+    return os.environ.get(LOCAL_SOCKET_ENV, "")
+
+
+__all__ = ["ConfigError", "RuleError", "Settings", "load_settings", "local_socket"]

@@ -1,0 +1,22 @@
+"""Task contracts: one file each. A contract says what goes in, what comes out, and how a backend is asked.
+
+Pure: a contract parses a caller's input, turns it into the payload of a backend kind, and turns the backend's
+answer into the task's output, refusing one that does not fit: a wrong answer is a 502, never a wrong 200.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.tasks.chat import Chat
+from gateway.tasks.contract import Contract
+from gateway.tasks.image_classification import ImageClassification
+from gateway.tasks.text_embedding import TextEmbedding
+
+CONTRACTS: Mapping[str, Callable[..., Contract]] = {
+    TextEmbedding.name: TextEmbedding,
+    ImageClassification.name: ImageClassification,
+    Chat.name: Chat,
+}
+"""Every contract by its name in the configuration; the values build one from a task's options."""
+
+Options = Mapping[str, Any]

@@ -1,0 +1,71 @@
+"""What every task contract offers, and the checks that several of them share."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from gateway.core.errors import BackendError, Fault, FaultKind, InvalidInput
+from gateway.core.types import Answer, BackendEvent, Delta, Message, Payload, Tensor, Tensors
+
+
+class Contract(Protocol):
+    """A task's two-way form. Implementations are frozen and hold only their options."""
+
+    name: ClassVar[str]
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any]
+
+    def parse(self, given: object, parameters: Mapping[str, Any]) -> Any:
+        """A caller's `input` and `parameters` as this contract's own frozen value.
+
+        Raises `InvalidInput` with the field's dotted name.
+        """
+        ...
+
+    def payload(self, parsed: Any) -> Payload:
+        """What a backend is asked."""
+        ...
+
+    def answer(self, event: BackendEvent, parsed: Any) -> Answer | Message | Delta:
+        """A backend's event in the task's own form.
+
+        Raises `BackendError` (BROKEN) for an answer against the contract, and `InvalidInput` where only the
+        backend could tell that the input does not fit (a text with too many tokens).
+        """
+        ...
+
+
+def known_fields(given: object, known: tuple[str, ...], *, at: str) -> Mapping[str, Any]:
+    """`given` as a mapping with no field beyond `known`. Raises `InvalidInput` naming the first stranger."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"'{at}' must be an object", field=at)
+    for name in given:
+        if name not in known:
+            raise InvalidInput(
+                f"unknown field; '{at}' takes {', '.join(known) or 'nothing'}", field=f"{at}.{name}"[:160]
+            )
+    return given
+
+
+def broken(message: str) -> BackendError:
+    """The error for a backend's answer that is against the contract."""
+    return BackendError(Fault(kind=FaultKind.BROKEN, message=f"contract: {message}"))
+
+
+def tensors_of(event: BackendEvent) -> Tensors:
+    """`event` as a tensor answer; anything else is against a tensor contract."""
+    if not isinstance(event, Tensors):
+        raise broken(f"a tensor answer was expected, got {type(event).__name__}")
+    return event
+
+
+def output(event: Tensors, name: str, *, datatype: str, shape: tuple[int | None, ...]) -> Tensor:
+    """The output `name`, with its datatype and shape (None = any) checked."""
+    found = next((t for t in event.outputs if t.name == name), None)
+    if found is None:
+        raise broken(f"output '{name}' is missing")
+    fits = len(found.shape) == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, found.shape, strict=True)
+    )
+    if found.datatype != datatype or not fits:
+        raise broken(f"output '{name}' is {found.datatype} {list(found.shape)}, wanted {datatype} {list(shape)}")
+    return found

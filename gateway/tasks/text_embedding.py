@@ -1,0 +1,131 @@
+"""`text-embedding`: one text or a list of texts -> unit-length vectors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.core.errors import InvalidInput
+from gateway.core.tensors import from_numpy, to_numpy
+from gateway.core.types import Answer, BackendEvent, TensorPayload, Usage
+from gateway.tasks.contract import broken, known_fields, output, tensors_of
+
+UNIT_TOLERANCE = 1e-3  # float16 weights and a sum over some hundred dimensions stay well inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextInput:
+    """`texts` in the caller's order; `is_list` remembers how they were given, for error fields."""
+
+    texts: tuple[str, ...]
+    is_list: bool
+    truncate: bool = False
+
+    def field(self, index: int) -> str:
+        """The dotted name of one text, as the caller wrote it."""
+        return f"input.text[{index}]" if self.is_list else "input.text"
+
+
+class TextEmbedding:
+    """TEXT (BYTES [n, 1]) -> EMBEDDING (FP32 [n, dimensions], unit length), TOKENS (INT32 [n, 1]).
+
+    TOKENS is the count before any truncation: a text longer than `max_tokens` is refused unless the caller
+    sets `parameters.truncate`, because a vector of half a text looks just like a right one.
+    """
+
+    name: ClassVar[str] = "text-embedding"
+
+    def __init__(
+        self,
+        *,
+        dimensions: int = 384,
+        max_texts: int = 64,
+        max_characters: int = 32_768,
+        max_tokens: int = 256,
+    ) -> None:
+        self.dimensions = dimensions
+        self.max_texts = max_texts
+        self.max_characters = max_characters
+        self.max_tokens = max_tokens
+        text = {"type": "string", "minLength": 1, "maxLength": max_characters}
+        self.input_schema: Mapping[str, Any] = {
+            "type": "object",
+            "properties": {
+                "text": {"oneOf": [text, {"type": "array", "items": text, "minItems": 1, "maxItems": max_texts}]}
+            },
+            "required": ["text"],
+            "additionalProperties": False,
+        }
+        self.output_schema: Mapping[str, Any] = {
+            "type": "object",
+            "properties": {
+                "embeddings": {
+                    "type": "array",
+                    "items": {
+                        "type": "array",
+                        "items": {"type": "number"},
+                        "minItems": dimensions,
+                        "maxItems": dimensions,
+                    },
+                },
+                "dimensions": {"const": dimensions},
+            },
+            "required": ["embeddings", "dimensions"],
+        }
+
+    def parse(self, given: object, parameters: Mapping[str, Any]) -> TextInput:
+        """Read `{"text": str | [str]}` and `{"truncate": bool}`."""
+        fields = known_fields(given, ("text",), at="input")
+        truncate = known_fields(parameters, ("truncate",), at="parameters").get("truncate", False)
+        if not isinstance(truncate, bool):
+            raise InvalidInput("must be true or false", field="parameters.truncate")
+        text = fields.get("text")
+        is_list = isinstance(text, list)
+        texts: list[Any] = text if isinstance(text, list) else [text]
+        if not 1 <= len(texts) <= self.max_texts:
+            raise InvalidInput(f"takes 1 to {self.max_texts} texts, got {len(texts)}", field="input.text")
+        parsed = TextInput(texts=tuple(texts), is_list=is_list, truncate=truncate)
+        for i, item in enumerate(texts):
+            self._check(item, parsed.field(i))
+        return parsed
+
+    def _check(self, text: object, field: str) -> None:
+        if not isinstance(text, str):
+            raise InvalidInput("must be a string", field=field)
+        if not text.strip():
+            raise InvalidInput("must not be empty", field=field)
+        if len(text) > self.max_characters:
+            raise InvalidInput(f"has {len(text)} characters, at most {self.max_characters} are taken", field=field)
+
+    def payload(self, parsed: TextInput) -> TensorPayload:
+        """TEXT as BYTES [n, 1] in UTF-8."""
+        texts = np.array([[t.encode()] for t in parsed.texts], dtype=np.object_)
+        return TensorPayload(inputs=(from_numpy("TEXT", texts),), outputs=("EMBEDDING", "TOKENS"))
+
+    def answer(self, event: BackendEvent, parsed: TextInput) -> Answer:
+        """The vectors, checked: finite and of unit length."""
+        tensors, rows = tensors_of(event), len(parsed.texts)
+        vectors = to_numpy(
+            output(tensors, "EMBEDDING", datatype="FP32", shape=(rows, self.dimensions)),
+        )
+        tokens = to_numpy(output(tensors, "TOKENS", datatype="INT32", shape=(rows, 1)))[:, 0]
+        if not parsed.truncate:
+            self._refuse_truncated(tokens, parsed)
+        lengths = np.linalg.norm(vectors, axis=1)
+        if not np.all(np.abs(lengths - 1.0) < UNIT_TOLERANCE):  # also false for NaN
+            raise broken("an embedding is not of unit length")
+        return Answer(
+            output={"embeddings": vectors, "dimensions": self.dimensions},
+            usage=Usage(input_tokens=int(np.minimum(tokens, self.max_tokens).sum())),
+        )
+
+    def _refuse_truncated(self, tokens: npt.NDArray[np.int32], parsed: TextInput) -> None:
+        longest = int(np.argmax(tokens))
+        if tokens[longest] > self.max_tokens:
+            raise InvalidInput(
+                f"has {tokens[longest]} tokens and the model reads {self.max_tokens}: "
+                "shorten the text, or set parameters.truncate to embed only its beginning",
+                field=parsed.field(longest),
+            )

@@ -1,0 +1,125 @@
+"""Every metric of the gateway, declared in this one file.
+
+Labels are bounded by design: tasks, backends and models come from the configuration and the rules, codes from the
+closed list. With several workers each writes its own files and the operations listener sums them.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gateway.core.breaker import Breaker
+from gateway.core.errors import GatewayError
+from gateway.core.types import RequestRecord
+
+# From a fast embedding on one core to a long chat answer; seconds.
+DURATION_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+NONE: Final = "none"
+
+
+class Metrics:
+    """The metrics of one process, and the observer that feeds them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "gateway_requests",
+            "Requests ended, by task, the backend that answered, and outcome (ok or an error code).",
+            ("task", "backend", "code"),
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "gateway_request_duration_seconds",
+            "From the request's first byte read to the end of its answer.",
+            ("task", "backend"),
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.backend_duration = Histogram(
+            "gateway_backend_duration_seconds",
+            "The part of a request's time that was spent waiting for backends, all attempts together.",
+            ("task", "backend"),
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "gateway_requests_in_flight",
+            "Requests between admission and the end of their answer.",
+            ("task",),
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.tokens = Counter(
+            "gateway_tokens",
+            "Tokens that backends reported, by direction (input, output).",
+            ("task", "direction"),
+            registry=registry,
+        )
+        self.failovers = Counter(
+            "gateway_failed_attempts",
+            "Attempts that did not bring an answer; a request may hold several and still end ok.",
+            ("task",),
+            registry=registry,
+        )
+        self.degraded = Counter(
+            "gateway_limiter_degraded",
+            "Requests whose limits were decided by this process alone, the shared store being out of reach.",
+            registry=registry,
+        )
+        self.breaker_open = Gauge(
+            "gateway_breaker_open",
+            "1 while no request is sent to a backend's model because it fails; the worst worker counts.",
+            ("backend", "model"),
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.rules_revision = Gauge(
+            "gateway_rules_revision",
+            "Revision of the routing rules in force; the most backward worker counts.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self.batches = Gauge(
+            "gateway_model_batch_executions",
+            "Executions of a model since its server started, by batch size in rows, as its backend reports them.",
+            ("backend", "model", "batch_size"),
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+
+    def began(self, task: str) -> None:
+        """A request entered the walk."""
+        self.in_flight.labels(task).inc()
+
+    def ended(self, record: RequestRecord, error: GatewayError | None) -> None:  # noqa: ARG002 - the port's shape
+        """It left it."""
+        self.in_flight.labels(record.task).dec()
+        backend = record.route.backend if record.route else NONE
+        self.requests.labels(record.task, backend, record.code).inc()
+        self.duration.labels(record.task, backend).observe(record.total_us / 1e6)
+        if record.timing and record.route:
+            self.backend_duration.labels(record.task, backend).observe(record.timing.backend_us / 1e6)
+        for direction, count in (("input", record.usage.input_tokens), ("output", record.usage.output_tokens)):
+            if count:
+                self.tokens.labels(record.task, direction).inc(count)
+        failed = record.failed_attempts
+        if failed:
+            self.failovers.labels(record.task).inc(failed)
+        if record.degraded:
+            self.degraded.inc()
+
+    def refused(self, record: RequestRecord, error: GatewayError) -> None:  # noqa: ARG002 - the port's shape
+        """A request was refused at the door; its task is known to exist, or empty."""
+        self.requests.labels(record.task or NONE, NONE, record.code).inc()
+
+    def health(self, breakers: Mapping[tuple[str, str], Breaker], revision: int) -> None:
+        """The state of the breakers and of the rules, told about once a second."""
+        for (backend, model), breaker in breakers.items():
+            self.breaker_open.labels(backend, model).set(breaker.open_until_us is not None)
+        self.rules_revision.set(revision)
+
+    def batch_sizes(self, backend: str, counts: Mapping[str, Mapping[int, int]]) -> None:
+        """Executions by model and batch size, as a backend's own statistics tell them."""
+        for model, sizes in counts.items():
+            for size, executions in sizes.items():
+                self.batches.labels(backend, model, str(size)).set(executions)

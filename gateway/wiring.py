@@ -1,0 +1,227 @@
+"""The composition root: settings -> running objects, and in reverse order away again. Nothing else builds them."""
+
+import contextlib
+import functools
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from gateway.admin.app import create_admin_app
+from gateway.api.app import create_app
+from gateway.api.auth import KeyRing
+from gateway.api.body import BodyLimits
+from gateway.api.endpoint import Api
+from gateway.backends.openai_http import OpenAIBackend
+from gateway.backends.triton_grpc import TritonBackend
+from gateway.core.breaker import BreakerBoard
+from gateway.core.routing import Rule, RuleSet, check_targets, parse_rules
+from gateway.core.types import Caller
+from gateway.health import Prober
+from gateway.pipeline import Pipeline, Task
+from gateway.ports import Backend, Limiter, Observer, RuleSource
+from gateway.settings import (
+    BackendSettings,
+    ConfigError,
+    KeySettings,
+    LocalSettings,
+    OpenAISettings,
+    Settings,
+    TaskSettings,
+    TritonSettings,
+    local_socket,
+)
+from gateway.stores.memory import MemoryLimiter, MemoryRules
+from gateway.stores.redis_limiter import RedisLimiter
+from gateway.stores.redis_rules import RedisRules, RedisRuleStore
+from gateway.stores.redis_script import connect
+from gateway.tasks import CONTRACTS
+from gateway.tasks.contract import Contract
+from gateway.telemetry.logs import AccessLog
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.observers import Observers
+
+
+def monotonic_us() -> int:
+    """The process's clock."""
+    return time.monotonic_ns() // 1000
+
+
+@contextlib.asynccontextmanager
+async def data_plane(settings: Settings, registry: CollectorRegistry) -> AsyncGenerator[FastAPI, None]:
+    """One worker of the data plane, ready to serve: models loaded, rules read, every target probed once.
+
+    Raises `ConfigError` for a configuration that cannot be served.
+    """
+    tasks = _tasks(settings)
+    metrics, board = Metrics(registry), BreakerBoard()
+    observers: list[Observer] = [metrics, *([AccessLog()] if settings.telemetry.access_log else [])]
+    is_ready = False
+    async with AsyncExitStack() as stack:
+        backends = await _backends(settings, stack)
+        limiter, rules = await _stores(settings, stack)
+        prober = Prober(backends=backends, rules=rules, board=board, clock=monotonic_us, observer=metrics)
+        stack.push_async_callback(prober.close)
+        await prober.start()
+        pipeline = Pipeline(
+            tasks=tasks,
+            backends=backends,
+            limiter=limiter,
+            rules=rules,
+            board=board,
+            observer=Observers(observers),
+            clock=monotonic_us,
+            draw=random.random,
+        )
+        api = Api(
+            pipeline=pipeline,
+            keys=KeyRing(_callers(settings)),
+            models=_models(settings),
+            body=BodyLimits(max_bytes=settings.server.max_body_bytes, timeout_s=settings.server.body_timeout_s),
+            is_ready=lambda: is_ready,
+        )
+        is_ready = True
+        yield create_app(api)
+        is_ready = False
+
+
+@contextlib.asynccontextmanager
+async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
+    """The control plane over the same Redis. Raises `ConfigError` where there is none or no admin token."""
+    if not settings.redis.url:
+        raise ConfigError("redis.url: the control plane needs the Redis that the workers share")
+    if not settings.server.admin_token():
+        raise ConfigError(f"set the admin token in the environment variable {settings.server.admin_token_env}")
+    client = connect(settings.redis.url)
+    try:
+        yield create_admin_app(
+            RedisRuleStore(client, settings.redis.prefix),
+            settings.server.admin_token(),
+            tuple(settings.backends),
+            tuple(settings.tasks),
+        )
+    finally:
+        await client.aclose()
+
+
+def _tasks(settings: Settings) -> Mapping[str, Task]:
+    return {
+        name: Task(
+            name=name,
+            contract=_contract(name, task),
+            timeout_us=task.timeout_ms * 1000,
+            attempt_timeout_us=task.attempt_timeout_ms * 1000,
+        )
+        for name, task in settings.tasks.items()
+    }
+
+
+def _contract(name: str, task: TaskSettings) -> Contract:
+    build = CONTRACTS.get(task.contract)
+    if build is None:
+        raise ConfigError(f"tasks.{name}.contract: must be one of {', '.join(CONTRACTS)}")
+    options: dict[str, Any] = dict(task.options)
+    if task.labels_file is not None:
+        options["labels"] = _labels(task.labels_file)
+    try:
+        return build(**options)
+    except TypeError:
+        raise ConfigError(
+            f"tasks.{name}: the contract {task.contract} lacks an option or does not take one of {sorted(options)}"
+        ) from None
+
+
+def _labels(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+    except OSError:
+        raise ConfigError(f"{path}: label file is missing; `make setup` builds it") from None
+
+
+async def _backends(settings: Settings, stack: AsyncExitStack) -> Mapping[str, Backend]:
+    """Every enabled backend; those that rules name but that are switched off are simply not there."""
+    backends: dict[str, Backend] = {}
+    for name, backend in settings.backends.items():
+        if backend.enabled:
+            backends[name] = await KINDS[backend.kind](name, backend)
+            stack.push_async_callback(backends[name].close)
+    return backends
+
+
+async def _triton(name: str, settings: BackendSettings) -> Backend:
+    if not isinstance(settings, TritonSettings):
+        raise TypeError(name)
+    return TritonBackend(name, settings.url)
+
+
+async def _local(name: str, settings: BackendSettings) -> Backend:
+    """The runtime in this process, or the one that all workers share, over its socket by Triton's protocol."""
+    if not isinstance(settings, LocalSettings):
+        raise TypeError(name)
+    if shared := local_socket():
+        return TritonBackend(name, shared)
+    # Imported here: it brings torch, which a gateway without a local backend must not pay for at start.
+    from gateway.backends.local import LocalBackend  # noqa: PLC0415
+
+    return await LocalBackend.open(name, settings.repository, models=settings.models)
+
+
+async def _openai(name: str, settings: BackendSettings) -> Backend:
+    if not isinstance(settings, OpenAISettings):
+        raise TypeError(name)
+    return OpenAIBackend(name, settings.base_url, api_key=settings.api_key(), headers=dict(settings.headers))
+
+
+KINDS: Mapping[str, Callable[[str, BackendSettings], Any]] = {
+    "triton": _triton,
+    "local": _local,
+    "openai": _openai,
+}
+"""Every backend kind by its name in the configuration: a new one is a row here."""
+
+
+async def _stores(settings: Settings, stack: AsyncExitStack) -> tuple[Limiter, RuleSource]:
+    seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
+    local = MemoryLimiter(monotonic_us)
+    if not settings.redis.url:
+        return local, MemoryRules(seed)
+    client = connect(settings.redis.url)
+    stack.push_async_callback(client.aclose)
+    rules = RedisRules(client, settings.redis.prefix, seed, _check(settings), f"{socket.gethostname()}-{os.getpid()}")
+    stack.push_async_callback(rules.close)
+    await rules.start()
+    limiter = RedisLimiter(client, settings.redis.prefix, local)
+    stack.push_async_callback(limiter.close)
+    return limiter, rules
+
+
+def _check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
+    return functools.partial(check_targets, backends=tuple(settings.backends), tasks=tuple(settings.tasks))
+
+
+def _callers(settings: Settings) -> Mapping[str, Caller]:
+    return {digest: _caller(key, settings) for key in settings.keys if (digest := key.digest()) is not None}
+
+
+def _caller(key: KeySettings, settings: Settings) -> Caller:
+    limits = settings.limits if key.limits is None else key.limits
+    return Caller(
+        key_id=key.id,
+        tenant=key.tenant,
+        limits=tuple(limit.limit() for limit in limits),
+        tasks=None if key.tasks is None else frozenset(key.tasks),
+    )
+
+
+def _models(settings: Settings) -> Mapping[str, str]:
+    """Every name for an OpenAI `model` field: the tasks themselves and their aliases."""
+    names = {name: name for name in settings.tasks}
+    names.update({alias: name for name, task in settings.tasks.items() for alias in task.aliases})
+    return names

@@ -1,0 +1,139 @@
+"""The closed list of ways a request can fail, sorted by blame, with Triton's own texts.
+
+Every failure that leaves the runtime is one `InferenceError`. Its `code` is Triton's
+(TRITONSERVER_Error_Code) and so is its text where Triton has one: a client cannot tell which of the two
+answered.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+
+
+class Blame(enum.StrEnum):
+    """Who has to change something before the same request can succeed."""
+
+    CALLER = "caller"
+    MODEL = "model"
+    RUNTIME = "runtime"
+    NOBODY = "nobody"
+
+
+class ErrorCode(enum.StrEnum):
+    """Triton's error codes, plus DEADLINE (in Triton only the gRPC layer knows deadlines)."""
+
+    INVALID_ARG = "INVALID_ARG"
+    NOT_FOUND = "NOT_FOUND"
+    UNSUPPORTED = "UNSUPPORTED"
+    INTERNAL = "INTERNAL"
+    UNAVAILABLE = "UNAVAILABLE"
+    CANCELLED = "CANCELLED"
+    DEADLINE = "DEADLINE"
+
+    @property
+    def blame(self) -> Blame:
+        """Whose fault this code means."""
+        return _BLAME[self]
+
+
+_BLAME = {
+    ErrorCode.INVALID_ARG: Blame.CALLER,
+    ErrorCode.NOT_FOUND: Blame.CALLER,
+    ErrorCode.UNSUPPORTED: Blame.CALLER,
+    ErrorCode.INTERNAL: Blame.MODEL,
+    ErrorCode.UNAVAILABLE: Blame.RUNTIME,
+    ErrorCode.CANCELLED: Blame.NOBODY,
+    ErrorCode.DEADLINE: Blame.NOBODY,
+}
+
+
+class InferenceError(Exception):
+    """One request failed. `code` says how, `message` is safe to show to an operator, not to an end user."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ModelLoadError(Exception):
+    """One model cannot be served; the text is the reason that the model index shows."""
+
+
+def with_request_id(request_id: str, text: str) -> str:
+    """The text with the prefix that Triton puts before errors found while it checks a request."""
+    return f"[request id: {request_id or '<id_unknown>'}] {text}"
+
+
+def invalid(text: str) -> InferenceError:
+    """The caller sent something that the model's configuration does not allow."""
+    return InferenceError(ErrorCode.INVALID_ARG, text)
+
+
+def unknown_model(model: str) -> InferenceError:
+    """No such folder in the repository, or it was not asked to be loaded."""
+    return InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{model}' is not found")
+
+
+def unknown_version(model: str, version: str) -> InferenceError:
+    """The model is served, but not in this version."""
+    text = f"Request for unknown model: '{model}' version {version} is not found"
+    return InferenceError(ErrorCode.NOT_FOUND, text)
+
+
+def no_available_versions(model: str) -> InferenceError:
+    """The model is known, but failed to load or was unloaded."""
+    return InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{model}' has no available versions")
+
+
+def version_not_a_number(version: str) -> InferenceError:
+    """A version must be a positive whole number."""
+    return invalid(
+        f"failed to get model version from specified version string '{version}' (details: stoll), "
+        "version should be an integral value > 0"
+    )
+
+
+def queue_full(request_id: str) -> InferenceError:
+    """The model's queue has reached its bound: try later or elsewhere."""
+    return InferenceError(ErrorCode.UNAVAILABLE, with_request_id(request_id, "Exceeds maximum queue size"))
+
+
+def deadline_passed(model: str) -> InferenceError:
+    """The caller's deadline passed; the request was not, or will not be, answered."""
+    return InferenceError(ErrorCode.DEADLINE, f"Deadline exceeded for model '{model}'")
+
+
+def stopping(model: str) -> InferenceError:
+    """The runtime is closing."""
+    return InferenceError(
+        ErrorCode.UNAVAILABLE,
+        f"Server is stopping, scheduler for model '{model}' has stopped accepting new inference requests",
+    )
+
+
+def stopped(model: str) -> InferenceError:
+    """The grace time of the closing runtime ended before the model answered."""
+    return InferenceError(ErrorCode.UNAVAILABLE, f"Server stopped before model '{model}' answered")
+
+
+def model_fault(model: str, text: str) -> InferenceError:
+    """The model broke its own contract or raised; the caller did nothing wrong."""
+    return InferenceError(ErrorCode.INTERNAL, f"model '{model}' {text}")
+
+
+def in_ensemble(ensemble: str, error: InferenceError) -> InferenceError:
+    """The error of a composing model as the ensemble's caller sees it: same code, Triton's prefix."""
+    return InferenceError(error.code, f"in ensemble '{ensemble}', {error.message}")
+
+
+def wrong_inputs(model: str, *, required: Sequence[str], got: Iterable[str]) -> str:
+    """Triton's text for a wrong number of inputs, its unbalanced bracket for surplus inputs included."""
+    names = sorted(got)
+    missing = [name for name in sorted(required) if name not in names]
+    listed = ",".join(f"'{name}'" for name in names)
+    lacking = "[" + ",".join(f"'{name}'" for name in missing) if missing else ""
+    return (
+        f"expected {len(required)} inputs but got {len(names)} inputs for model '{model}'. "
+        f"Got input(s) [{listed}], but missing required input(s) {lacking}]. "
+        "Please provide all required input(s)."
+    )

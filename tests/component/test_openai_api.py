@@ -1,0 +1,244 @@
+"""The OpenAI-compatible paths over scripted backends, seen by the official client where it has a say."""
+
+import asyncio
+import base64
+import contextlib
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from gateway.backends.scripted import ScriptedBackend
+from gateway.core.errors import Fault, FaultKind
+from gateway.core.types import Delta, Message, Usage
+from tests.kit.app import KEY, embedding, running
+from tests.kit.wait import until
+
+CHAT = "/v1/chat/completions"
+ASK = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}]}
+WHOLE = (
+    b'{"id":"c","object":"chat.completion","created":1,"model":"m",'
+    b'"choices":[{"index":0,"message":{"role":"assistant","content":"hello"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}'
+)
+
+
+def chunk(text: str) -> Delta:
+    body = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return Delta(data=json.dumps({**body, "choices": [{"index": 0, "delta": {"content": text}}]}).encode())
+
+
+def client(gw) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gw.url}/v1", api_key=KEY, max_retries=0)
+
+
+async def test_a_whole_answer_passes_byte_for_byte():
+    usage = Usage(input_tokens=3, output_tokens=1)
+    async with running([ScriptedBackend("llm", [Message(body=WHOLE, usage=usage)])]) as gw:
+        answer = await gw.post(CHAT, {**ASK, "unheard_of": {"x": 1}, "seed": 7})
+        async with client(gw) as sdk:
+            parsed = await sdk.chat.completions.create(**ASK)
+    assert answer.content == WHOLE
+    assert answer.headers["x-gateway-backend"] == "llm"
+    assert answer.headers["x-gateway-model"] == "smollm2"
+    sent = gw.backends["llm"].calls[0].call
+    assert sent.payload.body == {**ASK, "unheard_of": {"x": 1}, "seed": 7}
+    assert sent.model == "smollm2"
+    assert parsed.choices[0].message.content == "hello"
+    assert gw.seen.records[0].usage == usage
+
+
+async def test_a_stream_comes_as_it_is_made():
+    go_on = asyncio.Event()
+    async with running([ScriptedBackend("llm", [chunk("one"), go_on, chunk("two")])]) as gw, client(gw) as sdk:
+        stream = await sdk.chat.completions.create(**ASK, stream=True)
+        chunks = aiter(stream)
+        first = await anext(chunks)
+        assert first.choices[0].delta.content == "one"  # received while the second is not made yet
+        go_on.set()
+        rest = [c.choices[0].delta.content async for c in chunks]
+    assert rest == ["two"]
+    assert gw.seen.records[0].code == "ok"
+    assert gw.seen.records[0].stream
+
+
+async def test_a_stream_is_framed_and_ended_as_openai_does():
+    events = [chunk("数🙂é"), Delta(data=b'{"a":\n1}'), Delta(data=b"", usage=Usage(output_tokens=9))]
+    async with running([ScriptedBackend("llm", events)]) as gw:
+        answer = await gw.post(CHAT, {**ASK, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-gateway-backend"] == "llm"
+    assert "content-length" not in answer.headers
+    assert answer.content == b"data: " + events[0].data + b'\n\ndata: {"a":\ndata: 1}\n\ndata: [DONE]\n\n'
+    assert gw.seen.records[0].usage == Usage(output_tokens=9)
+
+
+async def test_a_broken_stream_ends_with_an_error_event_and_no_done():
+    broke = Fault(kind=FaultKind.BROKEN, message="cut")
+    llm2 = ScriptedBackend("llm2", [chunk("other")])
+    async with running([ScriptedBackend("llm", [chunk("one"), broke]), llm2]) as gw:
+        answer = await gw.post(CHAT, {**ASK, "stream": True})
+        async with client(gw) as sdk:
+            stream = await sdk.chat.completions.create(**ASK, stream=True)
+            with pytest.raises(openai.APIError):
+                _ = [c async for c in stream]
+    assert b"[DONE]" not in answer.content
+    last = json.loads(answer.content.strip().rpartition(b"data: ")[2])
+    assert last["error"]["code"] == "backend_error"
+    assert not llm2.calls  # nothing goes to a second endpoint once a token has left
+    assert gw.seen.records[0].code == "backend_error"
+
+
+async def test_before_the_first_token_the_next_candidate_answers():
+    down = Fault(kind=FaultKind.UNAVAILABLE, message="reset")
+    async with running([ScriptedBackend("llm", [down]), ScriptedBackend("llm2", [chunk("other")])]) as gw:
+        answer = await gw.post(CHAT, {**ASK, "stream": True})
+    assert answer.headers["x-gateway-backend"] == "llm2"
+    assert answer.headers["x-gateway-attempts"] == "2"
+    assert b"other" in answer.content
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "error"),
+    [
+        (Fault(kind=FaultKind.OVERLOADED, message="x", retry_after_us=7_000_000), 429, openai.RateLimitError),
+        (Fault(kind=FaultKind.UNAVAILABLE, message="x"), 503, openai.InternalServerError),
+        (
+            Fault(kind=FaultKind.REFUSED_INPUT, message="too long", field="messages", code="context_length_exceeded"),
+            422,
+            openai.UnprocessableEntityError,
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_before_the_first_event_has_its_own_status(fault, status, error, stream):
+    async with running([ScriptedBackend("llm", [fault])]) as gw, client(gw) as sdk:
+        answer = await gw.post(CHAT, {**ASK, "stream": stream})
+        with pytest.raises(error) as raised:
+            await sdk.chat.completions.create(**ASK, stream=stream)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert raised.value.request_id
+    if fault.retry_after_us:
+        assert answer.headers["retry-after"] == "7"
+    if fault.code:
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert answer.json()["error"]["param"] == "messages"
+
+
+async def test_a_client_that_leaves_a_stream_ends_it_at_the_backend():
+    never = asyncio.Event()
+    llm = ScriptedBackend("llm", [chunk("one"), never])
+    async with running([llm]) as gw:
+        async with gw.http.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
+            await anext(answer.aiter_raw())
+        await until(lambda: llm.calls[0].is_closed_early and gw.seen.records)
+    assert gw.seen.records[0].code == "client_closed"
+    assert gw.seen.in_flight == 0
+    assert gw.board.of("llm", "smollm2").failures == 0
+
+
+async def test_a_client_that_leaves_before_the_answer_ends_it_at_the_backend():
+    never = asyncio.Event()
+    llm = ScriptedBackend("llm", [never])
+    async with running([llm]) as gw:
+        for stream in (True, False):
+            with contextlib.suppress(httpx.ReadTimeout):
+                await gw.http.post(CHAT, json={**ASK, "stream": stream}, timeout=0.1)
+        await until(lambda: all(c.is_closed_early for c in llm.calls) and len(gw.seen.records) == 2)
+    assert [r.code for r in gw.seen.records] == ["client_closed", "client_closed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [None]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": 5}, "stream_options"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": True}, "top_p"),
+    ],
+)
+async def test_a_wrong_chat_body_is_a_422_that_names_the_field(change, field):
+    async with running([ScriptedBackend("llm", [Message(body=WHOLE)])]) as gw:
+        answer = await gw.post(CHAT, {**ASK, **change})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == field
+    assert not gw.backends["llm"].calls
+
+
+@pytest.mark.parametrize(("model", "status"), [(None, 400), (5, 400), ("nope", 404), ("minilm", 404)])
+@pytest.mark.parametrize("path", [CHAT])
+async def test_unknown_models(model, status, path):
+    async with running([ScriptedBackend("llm", [Message(body=WHOLE)])]) as gw:
+        answer = await gw.post(path, {**ASK, "model": model})
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "model"
+    if status == 404:
+        assert answer.json()["error"]["code"] == "model_not_found"
+
+
+async def test_models_are_listed_and_found():
+    async with running([ScriptedBackend("llm", [Message(body=WHOLE)])]) as gw, client(gw) as sdk:
+        names = {m.id async for m in await sdk.models.list()}
+        one = await sdk.models.retrieve("org/smollm2")
+        with pytest.raises(openai.NotFoundError):
+            await sdk.models.retrieve("nope")
+    assert names == {"text-embedding", "image-classification", "general_llm", "minilm", "org/smollm2"}
+    assert one.id == "org/smollm2"
+
+
+async def test_embeddings_in_both_encodings():
+    async with running([ScriptedBackend("triton", [embedding(2)])]) as gw, client(gw) as sdk:
+        plain = await gw.post("/v1/embeddings", {"model": "minilm", "input": ["a", "b"]})
+        parsed = await sdk.embeddings.create(model="minilm", input=["a", "b"])
+        coded = await gw.post("/v1/embeddings", {"model": "minilm", "input": ["a", "b"], "encoding_format": "base64"})
+    assert plain.json()["data"][1] == {"object": "embedding", "index": 1, "embedding": [1.0, 0.0, 0.0, 0.0]}
+    assert plain.json()["model"] == "minilm"
+    assert plain.json()["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert parsed.data[0].embedding == [1.0, 0.0, 0.0, 0.0]
+    raw = base64.b64decode(coded.json()["data"][0]["embedding"])
+    assert np.frombuffer(raw, "<f4").tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": ["a", 5]}, "input[1]"),
+        ({"input": [1, 2]}, "input[0]"),
+        ({"input": "x" * 100_000}, "input"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"dimensions": 2}, "dimensions"),
+    ],
+)
+async def test_wrong_embedding_bodies_are_named(change, param):
+    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
+        answer = await gw.post("/v1/embeddings", {"model": "minilm", "input": "a", **change})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_no_key_in_the_openai_form():
+    async with running([ScriptedBackend("llm", [Message(body=WHOLE)])]) as gw:
+        answer = await gw.http.post(CHAT, json=ASK, headers={"authorization": "Bearer no"})
+        unknown = await gw.http.get("/v1/embeddings")
+        async with openai.AsyncOpenAI(base_url=f"{gw.url}/v1", api_key="wrong", max_retries=0) as sdk:
+            with pytest.raises(openai.AuthenticationError):
+                await sdk.models.list()
+    assert answer.status_code == 401
+    assert answer.json()["error"]["type"] == "authentication_error"
+    assert unknown.json()["error"]["code"] == "method_not_allowed"

@@ -1,0 +1,45 @@
+"""The OpenAPI document against the routes and real answers."""
+
+import jsonschema
+from openapi_spec_validator import validate
+
+from gateway.api.app import PATHS
+from gateway.backends.scripted import ScriptedBackend
+from gateway.core.errors import CLOSED_LIST
+from tests.kit.app import embedding, running
+
+TEXT = {"input": {"text": "hello"}}
+
+
+async def document(gw) -> dict:
+    return (await gw.http.get("/openapi.json")).json()
+
+
+async def test_it_is_a_valid_document_that_names_every_route():
+    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
+        written = await document(gw)
+    validate(written)
+    told = {
+        (method.upper(), path) for path, item in written["paths"].items() for method in item if method != "parameters"
+    }
+    served = {(method, path.replace(":path", "")) for method, path, _, _ in PATHS}
+    assert told == served | {("GET", "/healthz/live"), ("GET", "/healthz/ready")}
+
+
+async def test_answers_and_errors_are_as_it_says():
+    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
+        schemas = (await document(gw))["components"]["schemas"]
+        jsonschema.validate((await gw.post("/v1/tasks/text-embedding", TEXT)).json(), schemas["TaskAnswer"])
+        jsonschema.validate((await gw.post("/v1/tasks/nope", TEXT)).json(), schemas["Problem"])
+        jsonschema.validate((await gw.post("/v1/embeddings", {})).json(), schemas["OpenAIError"])
+
+
+async def test_every_status_of_the_closed_list_is_told():
+    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
+        responses = (await document(gw))["paths"]["/v1/infer"]["post"]["responses"]
+    assert {int(s) for s in responses} - {200} == {e.status for e in CLOSED_LIST} - {405, 499}
+
+
+def test_codes_are_one_for_one():
+    codes = [e.code for e in CLOSED_LIST]
+    assert len(set(codes)) == len(codes)

@@ -1,0 +1,179 @@
+"""The whole data plane over scripted backends, on a real socket: everything but the real parts."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+
+from gateway.api.app import create_app
+from gateway.api.auth import KeyRing
+from gateway.api.body import BodyLimits
+from gateway.api.endpoint import Api
+from gateway.backends.scripted import ScriptedBackend
+from gateway.core.breaker import BreakerBoard
+from gateway.core.errors import GatewayError
+from gateway.core.routing import RuleSet, parse_rules
+from gateway.core.tensors import from_numpy
+from gateway.core.types import Caller, Limit, RequestRecord, Tensors
+from gateway.pipeline import Pipeline, Task
+from gateway.serve import bind, serve_app
+from gateway.stores.memory import MemoryLimiter, MemoryRules
+from gateway.tasks.chat import Chat
+from gateway.tasks.image_classification import ImageClassification
+from gateway.tasks.text_embedding import TextEmbedding
+from gateway.wiring import monotonic_us
+
+KEY, LIMITED_KEY, EMBEDDING_KEY = "secret-one", "secret-limited", "secret-embedding"
+DIMENSIONS = 4
+LABELS = ("tabby", "tiger cat", "Egyptian cat")
+
+DEFAULT_RULES = [
+    {
+        "name": "embeddings",
+        "match": {"task": "text-embedding"},
+        "split": [{"backend": "triton", "model": "text_embedding"}],
+        "fallback": [{"backend": "local", "model": "text_embedding"}],
+    },
+    {
+        "name": "images",
+        "match": {"task": "image-classification"},
+        "split": [{"backend": "triton", "model": "image_classification"}],
+        "fallback": [{"backend": "local", "model": "image_classification"}],
+    },
+    {
+        "name": "chat",
+        "match": {"task": "general_llm"},
+        "split": [{"backend": "llm", "model": "smollm2"}],
+        "fallback": [{"backend": "llm2", "model": "other"}],
+    },
+]
+
+
+@dataclass
+class Recorder:
+    """An observer that keeps everything."""
+
+    began_tasks: list[str] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
+    at_the_door: list[RequestRecord] = field(default_factory=list)
+    errors: list[GatewayError | None] = field(default_factory=list)
+
+    def began(self, task: str) -> None:
+        self.began_tasks.append(task)
+
+    def ended(self, record: RequestRecord, error: GatewayError | None) -> None:
+        self.records.append(record)
+        self.errors.append(error)
+
+    def refused(self, record: RequestRecord, error: GatewayError) -> None:
+        self.at_the_door.append(record)
+        self.errors.append(error)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.began_tasks) - len(self.records)
+
+
+@dataclass
+class Harness:
+    url: str
+    http: httpx.AsyncClient
+    seen: Recorder
+    board: BreakerBoard
+    backends: Mapping[str, ScriptedBackend]
+    rules: MemoryRules
+    app: Any
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return await self.http.post(path, json=body, headers=headers)
+
+
+def embedding(rows: int = 1, *, version: str = "1", tokens: int = 3, **changes: Any) -> Tensors:
+    """A right answer to a text-embedding call; `changes` make it a wrong one."""
+    vectors = np.zeros((rows, DIMENSIONS), np.float32)
+    vectors[:, 0] = 1.0
+    outputs = {"EMBEDDING": vectors, "TOKENS": np.full((rows, 1), tokens, np.int32), **changes}
+    return Tensors(
+        outputs=tuple(from_numpy(n, a) for n, a in outputs.items() if a is not None),
+        version=version,
+        queue_us=1500,
+        batch_size=rows,
+    )
+
+
+def scores(*values: float) -> Tensors:
+    return Tensors(outputs=(from_numpy("SCORES", np.array([values], np.float32)),), version="1")
+
+
+@contextlib.asynccontextmanager
+async def running(
+    backends: Sequence[ScriptedBackend],
+    *,
+    rules: Sequence[Mapping[str, Any]] = DEFAULT_RULES,
+    max_body_bytes: int = 1_000_000,
+    body_timeout_s: float = 5.0,
+    timeout_us: int = 5_000_000,
+    attempt_timeout_us: int = 1_000_000,
+) -> AsyncIterator[Harness]:
+    """Serve on an ephemeral loopback port until the block ends."""
+    seen, board = Recorder(), BreakerBoard()
+    source = MemoryRules(RuleSet(revision=7, rules=parse_rules(rules)))
+    contracts = {
+        "text-embedding": TextEmbedding(dimensions=DIMENSIONS, max_texts=4),
+        "image-classification": ImageClassification(labels=LABELS),
+        "general_llm": Chat(),
+    }
+    tasks = {
+        name: Task(name=name, contract=contract, timeout_us=timeout_us, attempt_timeout_us=attempt_timeout_us)
+        for name, contract in contracts.items()
+    }
+    pipeline = Pipeline(
+        tasks=tasks,
+        backends={b.name: b for b in backends},
+        limiter=MemoryLimiter(monotonic_us),
+        rules=source,
+        board=board,
+        observer=seen,
+        clock=monotonic_us,
+        draw=lambda: 0.0,
+    )
+    three = (Limit(requests=3, period_us=60_000_000, burst=3),)
+    callers = {
+        KEY: Caller(key_id="one", tenant="t1"),
+        LIMITED_KEY: Caller(key_id="limited", tenant="t2", limits=three),
+        EMBEDDING_KEY: Caller(key_id="embed", tenant="t3", tasks=frozenset({"text-embedding"})),
+    }
+    api = Api(
+        pipeline=pipeline,
+        keys=KeyRing({hashlib.sha256(k.encode()).hexdigest(): c for k, c in callers.items()}),
+        models={**{name: name for name in tasks}, "minilm": "text-embedding", "org/smollm2": "general_llm"},
+        body=BodyLimits(max_bytes=max_body_bytes, timeout_s=body_timeout_s),
+        is_ready=lambda: True,
+    )
+    app = create_app(api)
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve_app(app, [listener], stop, drain_s=2))
+    try:
+        async with httpx.AsyncClient(
+            base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=10, trust_env=False
+        ) as http:
+            yield Harness(
+                url=url,
+                http=http,
+                seen=seen,
+                board=board,
+                backends={b.name: b for b in backends},
+                rules=source,
+                app=app,
+            )
+    finally:
+        stop.set()
+        await serving
+        listener.close()

@@ -1,0 +1,134 @@
+import orjson
+import pytest
+
+from gateway.backends.openai_faults import UpstreamError, Waiting, error_of, fault_in_answer, fault_of
+from gateway.backends.texts import GENERIC_REFUSAL
+from gateway.core.errors import FaultKind as K
+
+
+def body(**error):
+    return orjson.dumps({"error": {"message": "m", "type": "t", "param": None, "code": None} | error})
+
+
+BAD = body(message="max_tokens must be positive", param="max_tokens", code="invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind"),
+    [
+        (400, BAD, K.REFUSED_INPUT),
+        (400, b"<html>", K.REFUSED_INPUT),
+        (404, BAD, K.REFUSED_INPUT),
+        (409, BAD, K.REFUSED_INPUT),
+        (413, BAD, K.REFUSED_INPUT),
+        (413, b"<html>nginx", K.REFUSED_INPUT),
+        (422, BAD, K.REFUSED_INPUT),
+        (404, b"<html>nginx", K.BROKEN),
+        (409, b"", K.BROKEN),
+        (404, body(code="model_not_found"), K.UNKNOWN_MODEL),
+        (400, body(code="model_not_found"), K.UNKNOWN_MODEL),
+        (404, body(param="model", code=404, type="NotFoundError"), K.UNKNOWN_MODEL),
+        (404, body(message='model "x" not found, try pulling it first'), K.UNKNOWN_MODEL),
+        (404, body(message="The model `x` does not exist."), K.UNKNOWN_MODEL),
+        (401, body(message="Incorrect API key"), K.BROKEN),
+        (402, body(), K.BROKEN),
+        (403, body(), K.BROKEN),
+        (405, body(), K.BROKEN),
+        (408, b"", K.TIMEOUT),
+        (504, b"", K.TIMEOUT),
+        (429, body(), K.OVERLOADED),
+        (429, body(code="insufficient_quota"), K.BROKEN),
+        (503, b"", K.OVERLOADED),
+        (503, body(type="unavailable_error", message="Loading model", code=503), K.UNAVAILABLE),
+        (529, body(), K.OVERLOADED),
+        (500, b"<html>", K.BROKEN),
+        (502, body(), K.BROKEN),
+        (302, b"", K.BROKEN),
+        (204, b"", K.BROKEN),
+    ],
+)
+def test_kinds(status, answer, kind):
+    assert fault_of(status, answer, Waiting()).kind is kind
+
+
+def test_a_refusal_keeps_what_a_user_can_act_on():
+    fault = fault_of(400, BAD, Waiting())
+    assert (fault.message, fault.field, fault.code) == (
+        "max_tokens must be positive",
+        "max_tokens",
+        "invalid_value",
+    )
+
+
+def test_a_refusal_shows_no_internals():
+    fault = fault_of(400, body(message="ValueError: at http://10.0.0.1:8000", code=400, param="a\nb"), Waiting())
+    assert (fault.message, fault.field, fault.code) == (GENERIC_REFUSAL, None, None)
+
+
+def test_our_key_is_not_in_the_log_text():
+    assert "sk-abc" not in fault_of(401, body(message="Incorrect API key: sk-abcdefghijk"), Waiting()).message
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b'{"error":"boom"}', UpstreamError(message="boom")),
+        (b'{"error":true}', UpstreamError()),
+        (b'{"error":null}', None),
+        (b'{"error":{}}', None),
+        (
+            b'{"object":"error","message":"m","type":"BadRequestError","param":null,"code":400}',
+            UpstreamError(message="m", type="BadRequestError", code=400),
+        ),
+        (b'{"detail":"Not Found"}', UpstreamError(message="Not Found")),
+        (
+            b'{"detail":[{"loc":["body","messages",0,"role"],"msg":"bad role"}]}',
+            UpstreamError(message="bad role", param="messages.0.role"),
+        ),
+        (b'{"detail":[]}', UpstreamError()),
+        (b'{"choices":[]}', None),
+        (b"[1]", None),
+        (b"\xff", None),
+        (b"", None),
+    ],
+)
+def test_shapes_of_errors(answer, error):
+    assert error_of(answer) == error
+
+
+@pytest.mark.parametrize(
+    ("waiting", "us"),
+    [
+        (Waiting(), None),
+        (Waiting(retry_after="7"), 7_000_000),
+        (Waiting(retry_after="0.5"), 500_000),
+        (Waiting(retry_after="7", retry_after_ms="120"), 120_000),
+        (Waiting(retry_after="-1"), None),
+        (Waiting(retry_after="nan"), None),
+        (Waiting(retry_after="inf"), None),
+        (Waiting(retry_after="soon"), None),
+        (Waiting(retry_after="1e12"), 86_400_000_000),
+        (Waiting(retry_after="Mon, 05 Jan 2026 10:00:09 GMT"), None),
+        (Waiting(retry_after="Mon, 05 Jan 2026 10:00:09 GMT", date="Mon, 05 Jan 2026 10:00:00 GMT"), 9_000_000),
+        (Waiting(retry_after="Mon, 05 Jan 2026 09:00:00 GMT", date="Mon, 05 Jan 2026 10:00:00 GMT"), 0),
+        (Waiting(retry_after="x", date="Mon, 05 Jan 2026 10:00:00 GMT"), None),
+        (Waiting(retry_after="Mon, 05 Jan 2026 10:00:09 -0000", date="Mon, 05 Jan 2026 10:00:00 GMT"), None),
+    ],
+)
+def test_when_to_come_back(waiting, us):
+    assert fault_of(429, b"", waiting).retry_after_us == us
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UpstreamError(message="x"), K.BROKEN),
+        (UpstreamError(code=429), K.OVERLOADED),
+        (UpstreamError(code="429"), K.OVERLOADED),
+        (UpstreamError(code="rate_limit"), K.BROKEN),
+        (UpstreamError(code=400, message="too long"), K.REFUSED_INPUT),
+        (UpstreamError(code=500), K.BROKEN),
+    ],
+)
+def test_errors_that_come_with_status_200(error, kind):
+    assert fault_in_answer(error).kind is kind

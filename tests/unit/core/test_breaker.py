@@ -1,0 +1,113 @@
+"""The breaker's states as timelines."""
+
+from gateway.core.breaker import COOL_DOWN_US, FAILURES_TO_OPEN, BreakerBoard
+from gateway.core.errors import FaultKind
+
+DOWN, BROKEN = FaultKind.UNAVAILABLE, FaultKind.BROKEN
+
+
+class Timeline:
+    def __init__(self) -> None:
+        self.board = BreakerBoard()
+        self.now_us = 1
+
+    def end(self, *, answered=False, fault=None):
+        self.board.trying("b", "m", now_us=self.now_us, timeout_us=1000)
+        self.board.ended("b", "m", now_us=self.now_us, answered=answered, fault=fault)
+
+    def probe(self, fault=None):
+        self.board.probed("b", "m", now_us=self.now_us, fault=fault)
+
+    @property
+    def why_not(self):
+        return self.board.of("b", "m").why_not(self.now_us)
+
+
+def test_failures_in_a_row_open_it():
+    line = Timeline()
+    for _ in range(FAILURES_TO_OPEN - 1):
+        line.end(fault=BROKEN)
+        assert line.why_not is None
+    line.end(fault=BROKEN)
+    assert line.why_not == "breaker open: broken"
+
+
+def test_a_success_between_starts_the_count_anew():
+    line = Timeline()
+    for _ in range(10):
+        line.end(fault=BROKEN)
+        line.end(answered=True)
+    assert line.why_not is None
+
+
+def test_ends_without_a_verdict_change_nothing():
+    line = Timeline()
+    line.end(fault=BROKEN)
+    line.end(fault=BROKEN)
+    for _ in range(10):
+        line.end()
+    assert line.why_not is None
+    line.end(fault=BROKEN)
+    assert line.why_not is not None
+
+
+def test_a_probe_that_finds_nobody_opens_at_once_and_one_that_finds_it_closes():
+    line = Timeline()
+    line.probe(DOWN)
+    assert line.why_not == "breaker open: unavailable"
+    line.probe()
+    assert line.why_not is None
+
+
+def test_a_slow_probe_counts_as_one_failure():
+    line = Timeline()
+    line.probe(FaultKind.TIMEOUT)
+    assert line.why_not is None
+
+
+def test_a_probe_cannot_clear_a_backend_that_answers_wrongly():
+    line = Timeline()
+    for _ in range(FAILURES_TO_OPEN):
+        line.end(fault=BROKEN)
+    line.probe()
+    assert line.why_not is not None
+
+
+def test_half_open_lets_one_request_try_and_its_end_decides():
+    line = Timeline()
+    for _ in range(FAILURES_TO_OPEN):
+        line.end(fault=BROKEN)
+    line.now_us += COOL_DOWN_US
+    assert line.why_not is None
+    line.board.trying("b", "m", now_us=line.now_us, timeout_us=1000)
+    assert line.why_not == "breaker half-open: a trial request is under way"
+    line.board.ended("b", "m", now_us=line.now_us, answered=False, fault=BROKEN)
+    assert line.why_not == "breaker open: broken"
+    line.now_us += COOL_DOWN_US
+    line.end(answered=True)
+    assert line.why_not is None
+
+
+def test_a_trial_without_a_verdict_frees_its_place():
+    line = Timeline()
+    line.probe(DOWN)
+    line.now_us += COOL_DOWN_US
+    line.end()
+    assert line.why_not is None
+
+
+def test_a_trial_whose_end_never_comes_holds_the_place_no_longer_than_its_own_time():
+    line = Timeline()
+    line.probe(DOWN)
+    line.now_us += COOL_DOWN_US
+    line.board.trying("b", "m", now_us=line.now_us, timeout_us=1000)
+    line.now_us += 1000
+    assert line.why_not is None
+
+
+def test_breakers_are_apart():
+    line = Timeline()
+    line.probe(DOWN)
+    assert line.board.of("b", "other").why_not(1) is None
+    assert line.board.of("other", "m").why_not(1) is None
+    assert set(line.board.all()) == {("b", "m")}

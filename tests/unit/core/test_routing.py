@@ -1,0 +1,261 @@
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.errors import NoHealthyBackend
+from gateway.core.routing import (
+    MAX_RULES,
+    RuleError,
+    RuleSet,
+    check_targets,
+    parse_rules,
+    plan,
+    rules_document,
+)
+from gateway.core.types import Caller, InferenceRequest
+
+A1 = {"backend": "triton", "model": "m", "version": "1"}
+A2 = {"backend": "triton", "model": "m", "version": "2"}
+B = {"backend": "local", "model": "m"}
+C = {"backend": "llm", "model": "big"}
+
+
+def rule(name: str = "r", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "match": {"task": "embed"}, "split": [A1], **fields}
+
+
+def request(task: str = "embed", tenant: str = "t1") -> InferenceRequest:
+    who = Caller(key_id="k", tenant=tenant)
+    return InferenceRequest(id="1", task=task, caller=who, input=None, received_us=0, deadline_us=1)
+
+
+def planned(rules: list[dict[str, Any]], *, draw: float = 0.0, down: tuple[str, ...] = (), **asked: str):
+    def why_not(target):
+        return "down" if str(target) in down else None
+
+    return plan(RuleSet(revision=7, rules=parse_rules(rules)), request(**asked), why_not=why_not, draw=draw)
+
+
+def names(made) -> list[str]:
+    return [str(c) for c in made.candidates]
+
+
+# --- parsing: every refusal names the rule and the field ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ("rules", "rules: must be a list"),
+        ({"rules": []}, "rules: must be a list"),
+        (["x"], "rules[0]: must be a mapping"),
+        ([{1: 2}], "rules[0]: must be a mapping"),
+        ([{}], "rules[0]: name: must be a name"),
+        ([rule("([")], "rules[0]: name: must be a name"),
+        ([rule("x" * 129)], "rules[0]: name: must be a name"),
+        ([rule(), rule()], "rule 'r': name is used twice"),
+        ([rule(splitt=[A1])], "rule 'r': unknown field 'splitt' (did you mean 'split'?)"),
+        ([rule(guard={})], "rule 'r': unknown field 'guard'"),
+        ([rule(match={"tsak": "embed"})], "rule 'r': match: unknown field 'tsak' (did you mean 'task'?)"),
+        ([rule(match={"task": "(a+)+$"})], "rule 'r': match.task: must be a name"),
+        ([rule(match=[])], "rule 'r': match: must be a mapping"),
+        ([rule(split=[])], "rule 'r': split: at least one target is needed"),
+        ([rule(split="triton/m")], "rule 'r': split: must be a list of targets"),
+        ([rule(split=[A1, "m"])], "rule 'r': split[1]: must be a mapping"),
+        ([rule(split=[{"model": "m"}])], "rule 'r': split[0].backend: must be a name"),
+        ([rule(split=[{"backend": "triton"}])], "rule 'r': split[0].model: must be a name"),
+        ([rule(split=[{**A1, "weight": -1}])], "rule 'r': split[0].weight: must be a whole number"),
+        ([rule(split=[{**A1, "weight": "x"}])], "rule 'r': split[0].weight: must be a whole number"),
+        ([rule(split=[{**A1, "weight": True}])], "rule 'r': split[0].weight: must be a whole number"),
+        ([rule(split=[{**A1, "weight": 0.5}])], "rule 'r': split[0].weight: must be a whole number"),
+        ([rule(split=[{**A1, "weight": 10**7}])], "rule 'r': split[0].weight: must be a whole number"),
+        ([rule(split=[{**A1, "wieght": 1}])], "rule 'r': split[0]: unknown field 'wieght' (did you mean"),
+        ([rule(split=[{**A1, "version": 2}])], "rule 'r': split[0].version: must be a quoted number"),
+        ([rule(split=[{**A1, "version": "v2"}])], "rule 'r': split[0].version: must be a quoted number"),
+        ([rule(split=[{**A1, "weight": 0}])], "rule 'r': split: every weight is 0"),
+        ([rule(fallback=B)], "rule 'r': fallback: must be a list of targets"),
+        ([rule(fallback=[{**B, "backend": ""}])], "rule 'r': fallback[0].backend: must be a name"),
+        ([rule(strategy="fastest")], "rule 'r': strategy: must be one of weighted, ordered"),
+        ([rule(strategy=["weighted"])], "rule 'r': strategy: must be one of weighted, ordered"),
+        ([rule(sticky_by="cookie")], "rule 'r': sticky_by: must be one of request, tenant"),
+        ([rule(enabled="yes")], "rule 'r': enabled: must be true or false"),
+        ([rule("a"), rule("b", enabled=1)], "rule 'b': enabled: must be true or false"),
+    ],
+)
+def test_a_refusal_names_the_rule_and_the_field(document, text):
+    with pytest.raises(RuleError) as refused:
+        parse_rules(document)
+    assert str(refused.value).startswith(text)
+
+
+def test_a_set_has_a_bound():
+    with pytest.raises(RuleError, match="at most 1000"):
+        parse_rules([rule(f"r{i}") for i in range(MAX_RULES + 1)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"match": {"task": "embd"}}, "rule 'r': match.task: unknown task 'embd' (did you mean 'embed'?)"),
+        ({"split": [A1, {**B, "backend": "locl"}]}, "rule 'r': split[1].backend: unknown backend 'locl' (did you"),
+        ({"fallback": [{**C, "backend": "x"}]}, "rule 'r': fallback[0].backend: unknown backend 'x'"),
+    ],
+)
+def test_unknown_places_are_named(changed, text):
+    rules = parse_rules([rule(**changed)])
+    with pytest.raises(RuleError) as refused:
+        check_targets(rules, backends=("triton", "local", "llm"), tasks=("embed",))
+    assert str(refused.value).startswith(text)
+
+
+def test_known_places_and_the_star_pass():
+    rules = parse_rules([rule(), rule("any", match={}, fallback=[B, C])])
+    check_targets(rules, backends=("triton", "local", "llm"), tasks=("embed",))
+
+
+def test_the_document_form_and_the_rules_are_inverse():
+    documents = [
+        rule("full", split=[{**A1, "weight": 9}, {**A2, "weight": 0}], fallback=[B, C], sticky_by="tenant"),
+        rule("small", match={}, split=[B], strategy="ordered", enabled=False),
+    ]
+    before = copy.deepcopy(documents)
+    rules = parse_rules(documents)
+    assert documents == before
+    assert parse_rules(rules_document(rules)) == rules
+    assert rules_document(parse_rules(rules_document(rules))) == rules_document(rules)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "match", "split", "backend", "weight", "x"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_any_document_is_taken_or_refused_as_rules(document):
+    try:
+        parse_rules(document)
+    except RuleError as refused:
+        assert str(refused)  # noqa: PT017 - the other outcome, being taken, is right as well
+
+
+# --- planning -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"task": "embed", "tenant": "t1"}, "both"),
+        ({"task": "embed", "tenant": "t2"}, "task"),
+        ({"task": "other", "tenant": "t1"}, "rest"),
+    ],
+)
+def test_the_first_enabled_match_wins(asked, expected):
+    rules = [
+        rule("off", match={}, enabled=False),
+        rule("both", match={"task": "embed", "tenant": "t1"}),
+        rule("task"),
+        rule("rest", match={"task": "*", "tenant": "*"}),
+    ]
+    made = planned(rules, **asked)
+    assert (made.rule, made.revision) == (expected, 7)
+
+
+def test_no_rule_takes_it():
+    with pytest.raises(NoHealthyBackend, match="no enabled rule routes task 'other'"):
+        planned([rule()], task="other")
+
+
+SPLIT = [{**A1, "weight": 90}, {**A2, "weight": 10}]
+
+
+@pytest.mark.parametrize(
+    ("draw", "first"),
+    [(0.0, "triton/m:1"), (0.899, "triton/m:1"), (0.9, "triton/m:2"), (0.999999, "triton/m:2")],
+)
+def test_a_split_follows_the_draw_and_the_rest_stay_as_seconds(draw, first):
+    made = planned([rule(split=SPLIT, fallback=[B])], draw=draw)
+    assert names(made)[0] == first
+    assert sorted(names(made)[:2]) == ["triton/m:1", "triton/m:2"]
+    assert names(made)[2:] == ["local/m"]
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=5).filter(any), st.floats(0, 1, exclude_max=True))
+def test_a_weight_of_zero_is_never_drawn(weights, draw):
+    split = [{**B, "model": f"m{i}", "weight": w} for i, w in enumerate(weights)]
+    chosen = {str(c) for c in planned([rule(split=split)], draw=draw).candidates}
+    assert chosen == {f"local/m{i}" for i, w in enumerate(weights) if w}
+
+
+def test_a_split_is_shared_by_weight():
+    split = [{**A1, "weight": 3}, {**A2, "weight": 1}]
+    firsts = Counter(names(planned([rule(split=split)], draw=i / 400))[0] for i in range(400))
+    assert firsts == {"triton/m:1": 300, "triton/m:2": 100}
+
+
+def test_sticky_tenants_keep_their_side_and_share_by_weight():
+    rules = [rule(split=[{**A1, "weight": 1}, {**A2, "weight": 1}], sticky_by="tenant")]
+    sides = {
+        f"t{i}": {names(planned(rules, draw=draw, tenant=f"t{i}"))[0] for draw in (0.0, 0.4, 0.99)} for i in range(200)
+    }
+    assert all(len(side) == 1 for side in sides.values())
+    counts = Counter(next(iter(side)) for side in sides.values())
+    assert min(counts.values()) > 60
+
+
+def test_ordered_ignores_the_draw():
+    made = planned([rule(split=SPLIT, strategy="ordered", fallback=[C, B])], draw=0.99)
+    assert names(made) == ["triton/m:1", "triton/m:2", "llm/big", "local/m"]
+
+
+@pytest.mark.parametrize(
+    ("down", "left"),
+    [
+        (("triton/m:1",), ["triton/m:2", "local/m", "llm/big"]),
+        (("triton/m:1", "triton/m:2"), ["local/m", "llm/big"]),
+        (("triton/m:1", "triton/m:2", "local/m"), ["llm/big"]),
+    ],
+)
+def test_what_cannot_be_tried_is_skipped_with_its_reason(down, left):
+    made = planned([rule(split=SPLIT, fallback=[B, C])], draw=0.5, down=down)
+    assert names(made) == left
+    for target in down:
+        assert f"{target}: down" in made.reasons
+    assert f"{left[0]}: usable" in made.reasons
+
+
+def test_all_down_says_when_to_come_again():
+    with pytest.raises(NoHealthyBackend, match="no backend of rule 'r'") as refused:
+        planned([rule(fallback=[B])], down=("triton/m:1", "local/m"))
+    assert refused.value.retry_after_us == 1_000_000
+
+
+def test_a_drained_target_of_the_split_is_told():
+    made = planned([rule(split=[{**A1, "weight": 0}, A2])])
+    assert names(made) == ["triton/m:2"]
+    assert "triton/m:1: weight 0" in made.reasons
+
+
+def test_all_of_the_split_drained_goes_to_the_fallback():
+    assert names(planned([rule(split=[{**A1, "weight": 0}], fallback=[B])])) == ["local/m"]
+
+
+def test_a_fallback_that_is_in_the_split_too_is_tried_once():
+    assert names(planned([rule(split=[A1, B], strategy="ordered", fallback=[B, C])])) == [
+        "triton/m:1",
+        "local/m",
+        "llm/big",
+    ]
+
+
+def test_the_same_place_is_tried_once_whatever_its_weight_says():
+    made = planned([rule(split=[{**B, "weight": 90}, {**A1, "weight": 10}], fallback=[B])])
+    assert names(made) == ["local/m", "triton/m:1"]

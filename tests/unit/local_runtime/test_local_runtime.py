@@ -1,0 +1,411 @@
+"""The whole runtime on small real models."""
+
+import asyncio
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+from local_runtime.runtime import (
+    ErrorCode,
+    InferenceError,
+    InferRequest,
+    LocalRuntime,
+    ModelLoadError,
+    ModelState,
+    RuntimeOptions,
+)
+
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+dynamic_batching { }
+"""
+# Runs only while the gate of its name is open; the tests hold the gates in `threading`, which all modules share.
+GATED = """
+import threading
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        threading.test_entered.set()
+        assert threading.test_gate.wait(30)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests
+        ]
+"""
+PICKY = """
+import triton_python_backend_utils as pb_utils
+
+def answer(request):
+    x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+    if x[0, 0] < 0:
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("negative", pb_utils.TritonError.INVALID_ARG))
+    return pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)])
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(request) for request in requests]
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "C" data_type: TYPE_FP32 dims: [ 2 ] } ]
+ensemble_scheduling { step [
+  { model_name: "post" model_version: -1
+    input_map { key: "INPUT__0" value: "tmp" } output_map { key: "OUTPUT__0" value: "C" } },
+  { model_name: "pre" model_version: -1
+    input_map { key: "X" value: "A" } output_map { key: "Y" value: "tmp" } }
+] }
+"""
+# Fails if any row is negative: a batch fails because of one of its members.
+TORCH_PICKY = """
+def forward(self, x):
+    if bool((x < 0).any()):
+        raise RuntimeError("negative")
+    return x * 2
+"""
+
+
+def rows(*values):
+    return {"X": np.array([[value, value] for value in values], np.float32)}
+
+
+def ask(model, *values, **fields):
+    return InferRequest(model=model, inputs=rows(*values), **fields)
+
+
+@contextlib.asynccontextmanager
+async def opened(repository, **arguments):
+    runtime = await LocalRuntime.open(repository, **arguments)
+    try:
+        yield runtime
+    finally:
+        await runtime.close()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    opened_gate = threading.Event()
+    monkeypatch.setattr(threading, "test_gate", opened_gate, raising=False)
+    monkeypatch.setattr(threading, "test_entered", threading.Event(), raising=False)
+    yield opened_gate
+    opened_gate.set()
+
+
+async def entered():
+    assert await asyncio.to_thread(threading.test_entered.wait, 30)
+
+
+async def settle():
+    """Let everything that was started reach its await."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_answers_with_the_model_and_its_figures(repository, write_python):
+    write_python("double")
+    async with opened(repository) as runtime:
+        answer = await runtime.infer(ask("double", 1, 2))
+    np.testing.assert_array_equal(answer.outputs["Y"], [[2, 2], [4, 4]])
+    assert (answer.model, answer.version, answer.batch_size) == ("double", "1", 2)
+    assert answer.queue_us >= 0
+    assert answer.compute_us >= 0
+
+
+async def test_a_burst_is_one_batch_and_everyone_gets_its_own_rows(repository, write_python):
+    write_python("double")
+    events = []
+    async with opened(repository, observer=events.append) as runtime:
+        answers = await asyncio.gather(*(runtime.infer(ask("double", n, n + 0.5)) for n in range(4)))
+        (statistics,) = runtime.statistics()
+    for n, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer.outputs["Y"][:, 0], [2 * n, 2 * n + 1])
+    assert [(event.batch_size, event.requests, event.failed) for event in events] == [(8, 4, 0)]
+    assert (statistics.success_count, statistics.inference_count, statistics.execution_count) == (4, 8, 1)
+    assert statistics.batch_sizes == {8: 1}
+
+
+async def test_what_waits_behind_a_busy_instance_runs_together(repository, write_python, gate):
+    write_python("gated", GATED)
+    async with opened(repository) as runtime:
+        first = asyncio.create_task(runtime.infer(ask("gated", 1)))
+        await entered()
+        others = [asyncio.create_task(runtime.infer(ask("gated", n))) for n in range(5)]
+        await settle()
+        gate.set()
+        answers = await asyncio.gather(first, *others)
+    assert [answer.batch_size for answer in answers] == [1, 5, 5, 5, 5, 5]
+
+
+async def test_a_lone_request_leaves_when_its_delay_is_over(repository, write_python):
+    config = PYTHON_CONFIG.replace("dynamic_batching { }", "dynamic_batching { max_queue_delay_microseconds: 2000 }")
+    write_python("double", config=config)
+    events = []
+    async with opened(repository, observer=events.append) as runtime:
+        await runtime.infer(ask("double", 1))
+    assert [event.reason for event in events] == ["delay_reached"]
+
+
+async def test_cancelling_a_queued_request_takes_it_out(repository, write_python, gate):
+    write_python("gated", GATED)
+    events = []
+    async with opened(repository, observer=events.append) as runtime:
+        first = asyncio.create_task(runtime.infer(ask("gated", 1)))
+        await entered()
+        second, third = (asyncio.create_task(runtime.infer(ask("gated", n))) for n in (2, 3))
+        await settle()
+        second.cancel()
+        await settle()
+        assert second.cancelled()
+        gate.set()
+        await asyncio.gather(first, third)
+        statistics = runtime.statistics()[0]
+    assert [event.requests for event in events] == [1, 1]
+    assert (statistics.success_count, statistics.fail_count) == (2, 1)
+
+
+async def test_cancelling_a_running_request_hurts_nobody(repository, write_python, gate):
+    write_python("gated", GATED)
+    async with opened(repository) as runtime:
+        tasks = [asyncio.create_task(runtime.infer(ask("gated", n))) for n in (1, 2)]
+        await entered()
+        tasks[0].cancel()
+        await settle()
+        gate.set()
+        answer = await tasks[1]
+        assert tasks[0].cancelled()
+        assert answer.outputs["Y"][0, 0] == 2
+        assert (await runtime.infer(ask("gated", 7))).outputs["Y"][0, 0] == 7
+
+
+async def test_deadline_ends_a_request_queued_or_running(repository, write_python, gate):
+    write_python("gated", GATED)
+    events = []
+    async with opened(repository, observer=events.append) as runtime:
+        running = asyncio.create_task(runtime.infer(ask("gated", 1, timeout_us=20_000)))
+        await entered()
+        with pytest.raises(InferenceError) as queued:
+            await runtime.infer(ask("gated", 2, timeout_us=1000))
+        with pytest.raises(InferenceError) as ran:
+            await running
+        gate.set()
+        await runtime.infer(ask("gated", 3))
+    assert {queued.value.code, ran.value.code} == {ErrorCode.DEADLINE}
+    assert sum(event.requests for event in events) == 2
+
+
+async def test_deadline_that_has_passed_never_runs(repository, write_python):
+    write_python("double")
+    events = []
+    async with opened(repository, observer=events.append) as runtime:
+        with pytest.raises(InferenceError) as refused:
+            await runtime.infer(ask("double", 1, timeout_us=0))
+    assert refused.value.code is ErrorCode.DEADLINE
+    assert events == []
+
+
+async def test_full_queue_refuses_at_once(repository, write_python, gate):
+    write_python("gated", GATED)
+    options = RuntimeOptions(max_queue_size=2)
+    async with opened(repository, options=options) as runtime:
+        first = asyncio.create_task(runtime.infer(ask("gated", 1)))
+        await entered()
+        queued = [asyncio.create_task(runtime.infer(ask("gated", n))) for n in (2, 3)]
+        await settle()
+        with pytest.raises(InferenceError) as refused:
+            await runtime.infer(ask("gated", 4, request_id="r4"))
+        gate.set()
+        await asyncio.gather(first, *queued)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    assert refused.value.message == "[request id: r4] Exceeds maximum queue size"
+
+
+async def test_close_finishes_accepted_work_and_refuses_new(repository, write_python, gate):
+    write_python("gated", GATED)
+    runtime = await LocalRuntime.open(repository)
+    running = asyncio.create_task(runtime.infer(ask("gated", 1)))
+    await entered()
+    queued = asyncio.create_task(runtime.infer(ask("gated", 2)))
+    await settle()
+    closing = asyncio.create_task(runtime.close())
+    await settle()
+    assert not runtime.is_ready("gated")
+    with pytest.raises(InferenceError) as refused:
+        await runtime.infer(ask("gated", 3))
+    gate.set()
+    await closing
+    assert [(await task).outputs["Y"][0, 0] for task in (running, queued)] == [1, 2]
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    await runtime.close()
+
+
+async def test_close_fails_the_rest_when_the_grace_time_is_over(repository, write_python, gate, monkeypatch):
+    monkeypatch.setattr("local_runtime.runtime._UNLOAD_TIMEOUT_S", 0.001)
+    write_python("gated", GATED)
+    runtime = await LocalRuntime.open(repository, options=RuntimeOptions(close_grace_us=1000))
+    tasks = [asyncio.create_task(runtime.infer(ask("gated", 1)))]
+    await entered()
+    tasks.append(asyncio.create_task(runtime.infer(ask("gated", 2))))
+    await settle()
+    await runtime.close()
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [error.code for error in errors] == [ErrorCode.UNAVAILABLE] * 2
+
+
+async def test_python_error_response_fails_only_its_request(repository, write_python):
+    write_python("picky", PICKY)
+    async with opened(repository) as runtime:
+        good, bad, also_good = await asyncio.gather(
+            *(runtime.infer(ask("picky", n)) for n in (1, -1, 2)), return_exceptions=True
+        )
+    assert bad.code is ErrorCode.INVALID_ARG
+    assert bad.message == "negative"
+    assert [answer.outputs["Y"][0, 0] for answer in (good, also_good)] == [1, 2]
+
+
+async def test_bad_member_of_a_torchscript_batch_fails_alone(repository, write_torch):
+    write_torch("picky", TORCH_PICKY)
+    events = []
+    async with opened(repository, observer=events.append) as runtime:
+        good, bad, also_good = await asyncio.gather(
+            *(runtime.infer(InferRequest(model="picky", inputs={"INPUT__0": rows(n)["X"]})) for n in (1, -1, 2)),
+            return_exceptions=True,
+        )
+    assert bad.code is ErrorCode.INTERNAL
+    assert bad.message.startswith("PyTorch execute failure: ")
+    assert [answer.outputs["OUTPUT__0"][0, 0] for answer in (good, also_good)] == [2, 4]
+    assert [(event.requests, event.failed) for event in events] == [(3, 1)]
+
+
+async def test_too_few_rows_are_the_models_fault_for_every_member(repository, write_torch):
+    write_torch("short", "def forward(self, x):\n    return x[1:]")
+    async with opened(repository) as runtime:
+        errors = await asyncio.gather(
+            *(runtime.infer(InferRequest(model="short", inputs={"INPUT__0": rows(n)["X"]})) for n in (1, 2, 3)),
+            return_exceptions=True,
+        )
+    text = "model 'short' returned 2 rows in output 'OUTPUT__0' for a batch of 3 rows"
+    assert [(error.code, error.message) for error in errors] == [(ErrorCode.INTERNAL, text)] * 3
+
+
+async def test_ensemble_chains_models_that_batch_on_their_own(repository, write_python, write_torch, write_config):
+    write_python("pre", PICKY)
+    write_torch("post", "def forward(self, x):\n    return x + 1")
+    write_config("ens", ENSEMBLE)
+    events = []
+    async with opened(repository, models=["ens"], observer=events.append) as runtime:
+        answers = await asyncio.gather(
+            *(runtime.infer(InferRequest(model="ens", inputs={"A": rows(n)["X"]})) for n in (1, -1, 2)),
+            return_exceptions=True,
+        )
+        counts = {entry.name: entry for entry in runtime.statistics()}
+    assert [answers[n].outputs["C"][0, 0] for n in (0, 2)] == [2, 3]
+    assert answers[1].code is ErrorCode.INVALID_ARG
+    assert answers[1].message == "in ensemble 'ens', negative"
+    assert [(event.model, event.requests) for event in events] == [("pre", 3), ("post", 2)]
+    assert (counts["ens"].success_count, counts["ens"].fail_count) == (2, 1)
+
+
+async def test_broken_models_do_not_stop_the_others(repository, write_python, write_config):
+    write_python("good")
+    write_python("raises", "raise RuntimeError('no weights')")
+    write_python("empty", "x = 1")
+    write_python("odd", config="what: 1")
+    write_config("ens", ENSEMBLE)
+    async with opened(repository) as runtime:
+        index = {status.name: status for status in runtime.index()}
+        assert runtime.is_ready("good")
+        assert not runtime.is_ready("raises")
+        with pytest.raises(InferenceError) as refused:
+            await runtime.infer(ask("raises", 1))
+        assert (await runtime.infer(ask("good", 1))).outputs["Y"][0, 0] == 2
+    assert refused.value.message == "Request for unknown model: 'raises' has no available versions"
+    assert [name for name, status in index.items() if status.state is ModelState.READY] == ["good"]
+    assert index["raises"].reason == "RuntimeError: no weights"
+    assert index["empty"].reason == "model.py of model 'empty' has no class TritonPythonModel"
+    assert index["odd"].reason.startswith("failed to read text proto from odd/config.pbtxt")
+    assert index["ens"].reason == "ensemble 'ens' depends on 'post' which has no loaded version"
+
+
+async def test_named_models_only(repository, write_python):
+    write_python("one")
+    write_python("two")
+    async with opened(repository, models=["two", "absent"]) as runtime:
+        assert [(status.name, status.state) for status in runtime.index()] == [
+            ("absent", ModelState.UNAVAILABLE),
+            ("two", ModelState.READY),
+        ]
+
+
+async def test_no_such_repository(tmp_path):
+    with pytest.raises(ModelLoadError, match="is not a folder"):
+        await LocalRuntime.open(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "code", "text"),
+    [
+        ("nope", "", ErrorCode.NOT_FOUND, "Request for unknown model: 'nope' is not found"),
+        ("double", "7", ErrorCode.NOT_FOUND, "Request for unknown model: 'double' version 7 is not found"),
+        ("double", "abc", ErrorCode.INVALID_ARG, "failed to get model version from specified version string"),
+    ],
+)
+async def test_unknown_model_or_version(repository, write_python, model, version, code, text):
+    write_python("double", version="3")
+    async with opened(repository) as runtime:
+        assert not runtime.is_ready(model, version)
+        with pytest.raises(InferenceError) as refused:
+            await runtime.infer(ask(model, 1, version=version))
+        assert (await runtime.infer(ask("double", 1, version="3"))).version == "3"
+    assert refused.value.code is code
+    assert refused.value.message.startswith(text)
+
+
+async def test_metadata_and_completed_config(repository, write_python):
+    write_python("double", version="2")
+    write_python("double_too", version="10")
+    async with opened(repository) as runtime:
+        metadata = runtime.model_metadata("double")
+        config = runtime.model_config("double")
+    assert (metadata.versions, metadata.platform) == (("2",), "python")
+    assert [(tensor.name, tensor.datatype, tensor.shape) for tensor in metadata.inputs] == [("X", "FP32", (-1, 2))]
+    assert list(config.dynamic_batching.preferred_batch_size) == [8]
+    assert config.instance_group[0].name == "double_0"
+
+
+async def test_observer_that_fails_stops_nothing(repository, write_python):
+    write_python("double")
+
+    def observer(_event):
+        raise ValueError
+
+    async with opened(repository, observer=observer) as runtime:
+        for value in (1, 2):
+            assert (await runtime.infer(ask("double", value))).outputs["Y"][0, 0] == 2 * value
+
+
+async def test_instances_of_a_model_run_at_the_same_time(repository, write_python):
+    meet = """
+    import threading
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            threading.test_barrier.wait(30)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    config = PYTHON_CONFIG.replace("count: 1", "count: 2").replace("dynamic_batching { }", "")
+    write_python("meet", meet, config)
+    threading.test_barrier = threading.Barrier(2)
+    try:
+        async with opened(repository) as runtime:
+            answers = await asyncio.gather(*(runtime.infer(ask("meet", n)) for n in (1, 2)))
+    finally:
+        del threading.test_barrier
+    assert [answer.batch_size for answer in answers] == [1, 1]

@@ -1,0 +1,98 @@
+"""Configuration: what is taken, what is refused, and that every refusal has its line."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import ConfigError, LocalSettings, load_settings
+
+GOOD = """\
+backends:
+  triton: {kind: triton, url: "${TRITON_URL:-127.0.0.1:8001}"}
+  local:
+    kind: local
+    repository: models
+tasks:
+  text-embedding: {contract: text-embedding, aliases: [minilm]}
+rules:
+  - name: embeddings
+    match: {task: text-embedding}
+    split: [{backend: triton, model: text_embedding}]
+limits:
+  - {per: minute, requests: 60}
+keys:
+  - {id: dev, tenant: dev, key_env: DEV_KEY}
+"""
+
+
+def load(tmp_path: Path, text: str):
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    return load_settings(path)
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, text)
+    return str(refused.value).replace(str(tmp_path / "gateway.yaml"), "FILE")
+
+
+def test_a_good_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_URL", "triton:9001")
+    monkeypatch.setenv("DEV_KEY", "secret")
+    settings = load(tmp_path, GOOD)
+    assert settings.backends["triton"].url == "triton:9001"
+    local = settings.backends["local"]
+    assert isinstance(local, LocalSettings)
+    assert local.repository == tmp_path / "models"
+    assert settings.keys[0].digest() == hashlib.sha256(b"secret").hexdigest()
+    limit = settings.limits[0].limit()
+    assert (limit.requests, limit.period_us, limit.burst) == (60, 60_000_000, 60)
+
+
+def test_defaults_stand_in_for_unset_and_empty_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_URL", "")
+    monkeypatch.delenv("DEV_KEY", raising=False)
+    settings = load(tmp_path, GOOD)
+    assert settings.backends["triton"].url == "127.0.0.1:8001"
+    assert settings.keys[0].digest() is None  # a key whose secret is not set lets nobody in
+
+
+def test_the_shipped_file_is_good():
+    settings = load_settings(Path(__file__).parents[2] / "deploy" / "gateway.yaml")
+    assert set(settings.tasks) == {"text-embedding", "image-classification", "general_llm"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("url:", "uri:", "FILE:2: backends.triton"),
+        ("kind: local", "kind: loca", "FILE:3: backends.local"),
+        ("text_embedding}]", "text_embedding, wieght: 3}]", "did you mean 'weight'"),
+        ("{backend: triton, model", "{backend: tritn, model", "unknown backend 'tritn' (did you mean 'triton'?)"),
+        ("task: text-embedding}", "task: text-embeding}", "unknown task 'text-embeding'"),
+        ("requests: 60", "requests: 0", "FILE:13: limits.0.requests"),
+        ("per: minute", "per: fortnight", "FILE:13: limits.0.per"),
+        (", key_env: DEV_KEY", "", "FILE:15: keys.0: give either key_env or key_sha256"),
+        ("limits:", "limit:", "FILE:12: limit: Extra inputs are not permitted"),
+        ("contract: text-embedding,", "", "FILE:7: tasks.text-embedding.contract: Field required"),
+    ],
+)
+def test_a_fault_is_told_with_its_line(tmp_path, old, new, line):
+    assert line in refusal(tmp_path, GOOD.replace(old, new))
+
+
+def test_one_name_for_two_tasks_is_refused(tmp_path):
+    text = GOOD.replace("rules:", "  other: {contract: text-embedding, aliases: [minilm]}\nrules:")
+    assert "the name 'minilm' stands for two tasks" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(("text", "told"), [("a: [", "not valid YAML"), ("- a", "must be a mapping"), ("", "mapping")])
+def test_what_is_no_configuration_at_all(tmp_path, text, told):
+    assert told in refusal(tmp_path, text)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load_settings(tmp_path / "none.yaml")
