@@ -108,8 +108,8 @@ def _run(plan: Plan, console: Console, *, tell: bool) -> None:
     addresses = stack_addresses(plan, found)
 
     def on_ready() -> None:
-        console.print("The stack is ready. Ctrl-C stops it." if tell else "The stack is ready.")
         if tell:
+            console.print("The stack is ready. Ctrl-C stops it.")
             for line in welcome.lines(addresses, plan.run):
                 console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -189,6 +189,7 @@ def up_detached(run: RunDir, command: list[str], console: Console) -> None:
             child.wait()
             raise
         console.print(shown.read(), end="", soft_wrap=True, markup=False, highlight=False)
+    console.print("The stack is ready.")
     for line in welcome.lines(stack, run):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print("It runs in the background: `gateway down` stops it.")

@@ -213,7 +213,7 @@ def admin_part(plan: Plan, running: frozenset[str]) -> Part:
 
 
 def serve_part(plan: Plan, running: frozenset[str]) -> Part:
-    """The data plane."""
+    """The data plane. It starts after the engines, so that its first look at them finds them well."""
     return Part(
         name="serve",
         title="data plane",
@@ -221,7 +221,7 @@ def serve_part(plan: Plan, running: frozenset[str]) -> Part:
         env=gateway_environment(plan, running),
         ports=(plan.ports.data, plan.ports.ops),
         ready=HttpReady(url=f"http://{HOST}:{plan.ports.data}/healthz/ready"),
-        after=("redis",),
+        after=("redis", "triton", "llm"),
         ready_within_s=120.0,
         grace_s=20.0,
     )

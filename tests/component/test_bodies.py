@@ -11,12 +11,8 @@ from tests.kit.wait import until
 
 LIMIT = 1_000_000
 HEAD = (
-    "POST /v1/tasks/text-embedding HTTP/1.1
-host: x
-"
-    "authorization: Bearer {key}
-content-type: application/json
-"
+    "POST /v1/tasks/text-embedding HTTP/1.1\r\nhost: x\r\n"
+    "authorization: Bearer {key}\r\ncontent-type: application/json\r\n"
 )
 
 

@@ -44,7 +44,7 @@ def test_all_parts_of_a_full_machine_in_the_order_of_their_start(plan, monkeypat
     assert found.missing == ()
     serve = found.parts[-1]
     assert serve.command[-6:] == ("gateway", "serve", "--config", str(plan.config), "--workers", "3")
-    assert serve.after == ("redis",)
+    assert serve.after == ("redis", "triton", "llm")
     assert serve.ports == (8080, 8081)
     assert serve.env["GATEWAY_TRITON_URL"] == "127.0.0.1:18001"
     assert serve.env["GATEWAY_LLM_URL"] == "http://127.0.0.1:18003/v1"
