@@ -38,7 +38,7 @@ from gateway.core.types import (
     Verdict,
 )
 from gateway.ports import Backend, Clock, Limiter, Observer, RuleSource
-from gateway.tasks.contract import Contract
+from gateway.tasks.contract import Contract, located
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class Pipeline:
                             yield Started(route=trace.route, verdict=trace.verdict)
                         yield answer
             except BackendError as failed:
-                trace.faults.append(failed.fault)
+                trace.faults.append(located(failed.fault, task.contract.tensor_fields))
                 if trace.route is not None:  # a part has left: no second backend may continue it
                     raise attempts.broken_off() from failed
             else:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -32,6 +33,7 @@ from gateway.wiring import control_plane, data_plane
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting again would not help
 RESTART_PAUSE_S = 0.5
 KILL_AFTER_S = 5.0  # beyond the drain time, before a worker is killed
+RUNTIME_START_S = 120.0  # loading large models from a slow disk takes long; more than this is a fault
 BACKLOG = 2048
 
 _log = logging.getLogger(__name__)
@@ -130,9 +132,12 @@ async def serve(config: Path, settings: Settings) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-")))
         environment = {**os.environ, METRICS_DIR_ENV: str(folder)}
         if server.workers > 1:
-            environment |= await stack.enter_async_context(_shared_runtime(settings, folder))
+            environment |= await stack.enter_async_context(_shared_runtime(settings, folder, stop))
         command = (sys.executable, "-m", "gateway", "worker", "--config", str(config), "--fd", str(listener.fileno()))
-        workers = [Worker(command, environment, listener.fileno(), folder) for _ in range(server.workers)]
+        workers = [
+            Child(name="worker", command=command, environment=environment, fds=(listener.fileno(),), metrics=folder)
+            for _ in range(server.workers)
+        ]
         _log.info(
             "serving",
             extra={
@@ -143,35 +148,41 @@ async def serve(config: Path, settings: Settings) -> int:
         )
         ops = serve_app(operations(settings, folder), [ops_listener], stop, drain_s=1)
         drain_s = server.drain_timeout_s + KILL_AFTER_S
-        statuses = await asyncio.gather(ops, *(worker.run(stop, drain_s=drain_s) for worker in workers))
-    return max(status or 0 for status in statuses[1:])
+        serving = asyncio.create_task(ops)
+        statuses = await asyncio.gather(*(worker.run(stop, drain_s=drain_s) for worker in workers))
+        await serving
+    return max(statuses)
 
 
-class Worker:
-    """One worker process, started again when it dies."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A process of ours, started again when it dies. `metrics`: where it writes the metrics that are summed."""
 
-    def __init__(self, command: tuple[str, ...], environment: Mapping[str, str], fd: int, metrics: Path) -> None:
-        self._command = command
-        self._environment = environment
-        self._fd = fd
-        self._metrics = metrics
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    metrics: Path
+    fds: tuple[int, ...] = ()
 
     async def run(self, stop: asyncio.Event, *, drain_s: float) -> int:
         """Keep one process alive until `stop`; a configuration that cannot be served stops everything."""
         while True:
             process = await asyncio.create_subprocess_exec(
-                *self._command, env=dict(self._environment), pass_fds=(self._fd,), stdin=asyncio.subprocess.PIPE
+                *self.command, env=dict(self.environment), pass_fds=self.fds, stdin=asyncio.subprocess.PIPE
             )
-            stopped = await _ended_or(stop, process)
-            if stopped:
+            is_stopped = await _ended_or(stop, process)
+            if is_stopped:
                 await _end(process, drain_s=drain_s)
-            multiprocess.mark_process_dead(process.pid, str(self._metrics))  # type: ignore[no-untyped-call]  # untyped
-            if stopped:
+            multiprocess.mark_process_dead(process.pid, str(self.metrics))  # type: ignore[no-untyped-call]  # untyped
+            if is_stopped:
                 return 0
             if process.returncode == EXIT_CONFIG:
                 stop.set()
                 return EXIT_CONFIG
-            _log.error("worker died; starting another", extra={"pid": process.pid, "status": process.returncode})
+            _log.error(
+                "process died; starting another",
+                extra={"process_name": self.name, "pid": process.pid, "status": process.returncode},
+            )
             await asyncio.sleep(RESTART_PAUSE_S)
 
 
@@ -198,26 +209,33 @@ async def _end(process: asyncio.subprocess.Process, *, drain_s: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _shared_runtime(settings: Settings, folder: Path) -> AsyncGenerator[Mapping[str, str], None]:
-    """The local runtime as one process for all workers; nothing where no local backend is configured."""
-    local = next(
-        (b for b in settings.backends.values() if isinstance(b, LocalSettings) and b.enabled),
-        None,
-    )
+async def _shared_runtime(
+    settings: Settings, folder: Path, stop: asyncio.Event
+) -> AsyncGenerator[Mapping[str, str], None]:
+    """The local runtime as one process for all workers, loaded; nothing where no local backend is configured.
+
+    It ends after the workers, so that what they still have in flight is answered.
+    """
+    local = next((b for b in settings.backends.values() if isinstance(b, LocalSettings) and b.enabled), None)
     if local is None:
         yield {}
         return
-    address = f"unix:{folder / 'local.sock'}"
+    path = folder / "local.sock"
     models = [part for name in local.models or () for part in ("--model", name)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "local_runtime", "serve", "--repository", str(local.repository), "--grpc", address, *models),
-        stdin=asyncio.subprocess.DEVNULL,
-    )
+    command = ("-m", "local_runtime", "serve", "--repository", str(local.repository), "--grpc", f"unix:{path}", *models)
+    child = Child(name="local runtime", command=(sys.executable, *command), environment=os.environ, metrics=folder)
+    stop_runtime = asyncio.Event()
+    running = asyncio.create_task(child.run(stop_runtime, drain_s=KILL_AFTER_S))
     try:
-        yield {LOCAL_SOCKET_ENV: address}
+        async with asyncio.timeout(RUNTIME_START_S):
+            while not (path.exists() or stop.is_set() or running.done()):  # noqa: ASYNC110 - another process's doing
+                await asyncio.sleep(0.05)
+        yield {LOCAL_SOCKET_ENV: f"unix:{path}"}
+    except TimeoutError:
+        raise ConfigError(f"the local runtime was not ready within {RUNTIME_START_S:g} s") from None
     finally:
-        await _end(process, drain_s=KILL_AFTER_S)
+        stop_runtime.set()
+        await running
 
 
 def operations(settings: Settings, metrics: Path) -> Starlette:

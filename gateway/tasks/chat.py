@@ -28,6 +28,7 @@ class Chat:
     """Messages in, the upstream's own answer out (OpenAI paths) or its message (task paths)."""
 
     name: ClassVar[str] = "chat"
+    tensor_fields: ClassVar[Mapping[str, str]] = {}
 
     input_schema: Mapping[str, Any] = {
         "type": "object",

@@ -1,6 +1,7 @@
 """What every task contract offers, and the checks that several of them share."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from gateway.core.errors import BackendError, Fault, FaultKind, InvalidInput
@@ -11,6 +12,8 @@ class Contract(Protocol):
     """A task's two-way form. Implementations are frozen and hold only their options."""
 
     name: ClassVar[str]
+    tensor_fields: ClassVar[Mapping[str, str]]
+    """The caller's field behind each input tensor, for a backend's refusals."""
     input_schema: Mapping[str, Any]
     output_schema: Mapping[str, Any]
 
@@ -44,6 +47,19 @@ def known_fields(given: object, known: tuple[str, ...], *, at: str) -> Mapping[s
                 f"unknown field; '{at}' takes {', '.join(known) or 'nothing'}", field=f"{at}.{name}"[:160]
             )
     return given
+
+
+def located(fault: Fault, fields: Mapping[str, str]) -> Fault:
+    """A backend's refusal of the input, with the caller's field instead of the tensor's name.
+
+    Models write `TENSOR: what is wrong`; where they do not, a contract with one tensor still knows which it was.
+    """
+    if fault.kind is not FaultKind.REFUSED_INPUT or fault.field is not None:
+        return fault
+    tensor, colon, rest = fault.message.partition(": ")
+    if colon and tensor in fields:
+        return replace(fault, field=fields[tensor], message=rest)
+    return replace(fault, field=next(iter(fields.values()))) if len(fields) == 1 else fault
 
 
 def broken(message: str) -> BackendError:

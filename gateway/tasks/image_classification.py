@@ -28,6 +28,7 @@ class ImageClassification:
     """IMAGE (BYTES [1, 1], the file's bytes) -> SCORES (FP32 [1, classes], probabilities)."""
 
     name: ClassVar[str] = "image-classification"
+    tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
 
     def __init__(self, *, labels: Sequence[str], max_image_bytes: int = 20 * 2**20) -> None:
         self.labels = tuple(labels)

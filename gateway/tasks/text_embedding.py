@@ -36,6 +36,7 @@ class TextEmbedding:
     """
 
     name: ClassVar[str] = "text-embedding"
+    tensor_fields: ClassVar[Mapping[str, str]] = {"TEXT": "input.text"}
 
     def __init__(
         self,

@@ -104,7 +104,8 @@ async def test_a_refused_input_is_not_tried_elsewhere_and_does_not_hurt_the_back
         for _ in range(5):
             answer = await gw.post(IMAGE, {"input": {"image": base64.b64encode(b"no").decode()}})
             assert answer.status_code == 422
-            assert answer.json()["detail"] == "IMAGE: not an image"
+            assert answer.json()["detail"] == "not an image"
+            assert answer.json()["errors"][0]["field"] == "input.image"
         assert gw.board.of("triton", "image_classification").why_not(0) is None
         assert not gw.backends["local"].calls
 

@@ -12,8 +12,6 @@ from local_runtime.runtime import (
     InferenceError,
     InferRequest,
     LocalRuntime,
-    ModelLoadError,
-    ModelState,
     RuntimeOptions,
 )
 
@@ -310,42 +308,6 @@ async def test_ensemble_chains_models_that_batch_on_their_own(repository, write_
     assert answers[1].message == "in ensemble 'ens', negative"
     assert [(event.model, event.requests) for event in events] == [("pre", 3), ("post", 2)]
     assert (counts["ens"].success_count, counts["ens"].fail_count) == (2, 1)
-
-
-async def test_broken_models_do_not_stop_the_others(repository, write_python, write_config):
-    write_python("good")
-    write_python("raises", "raise RuntimeError('no weights')")
-    write_python("empty", "x = 1")
-    write_python("odd", config="what: 1")
-    write_config("ens", ENSEMBLE)
-    async with opened(repository) as runtime:
-        index = {status.name: status for status in runtime.index()}
-        assert runtime.is_ready("good")
-        assert not runtime.is_ready("raises")
-        with pytest.raises(InferenceError) as refused:
-            await runtime.infer(ask("raises", 1))
-        assert (await runtime.infer(ask("good", 1))).outputs["Y"][0, 0] == 2
-    assert refused.value.message == "Request for unknown model: 'raises' has no available versions"
-    assert [name for name, status in index.items() if status.state is ModelState.READY] == ["good"]
-    assert index["raises"].reason == "RuntimeError: no weights"
-    assert index["empty"].reason == "model.py of model 'empty' has no class TritonPythonModel"
-    assert index["odd"].reason.startswith("failed to read text proto from odd/config.pbtxt")
-    assert index["ens"].reason == "ensemble 'ens' depends on 'post' which has no loaded version"
-
-
-async def test_named_models_only(repository, write_python):
-    write_python("one")
-    write_python("two")
-    async with opened(repository, models=["two", "absent"]) as runtime:
-        assert [(status.name, status.state) for status in runtime.index()] == [
-            ("absent", ModelState.UNAVAILABLE),
-            ("two", ModelState.READY),
-        ]
-
-
-async def test_no_such_repository(tmp_path):
-    with pytest.raises(ModelLoadError, match="is not a folder"):
-        await LocalRuntime.open(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def environment(project):
     made = Environment(project / ".venv")
     made.python.parent.mkdir(parents=True)
     made.python.symlink_to(sys.executable)
+    (made.path / "lib" / environments.PYTHON).mkdir(parents=True)
     return made
 
 
@@ -60,6 +61,14 @@ def test_an_environment_made_by_hand_is_used_as_it_is(environment, project, monk
     monkeypatch.setattr(environments, "call", lambda *_, **__: pytest.fail("nothing to make"))
     step(environment, project, lambda *_: None)
     assert (environment.path / ".stamp").exists()
+
+
+def test_an_environment_of_another_python_is_made_anew(environment, project, monkeypatch):
+    monkeypatch.setattr(environments, "PYTHON", "python4.2")
+    commands = []
+    monkeypatch.setattr(environments, "call", lambda what, command, **_: commands.append(command))
+    step(environment, project, lambda *_: None)
+    assert commands == [(sys.executable, "-m", "venv", environment.path)]
 
 
 def test_a_digest_depends_on_contents_facts_and_missing_files(tmp_path):

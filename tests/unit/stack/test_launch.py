@@ -145,3 +145,15 @@ def test_without_a_photo_a_picture_is_drawn(run, monkeypatch):
     with Image.open(path) as image:
         assert image.size == (224, 224)
         assert image.convert("RGB").getpixel((223, 0)) == (223 * 255 // 224, 0, 128)
+
+
+def test_only_calls_that_work_are_shown(run):
+    class PortsOnly:
+        ports = Ports()
+        key = KEY
+        admin_token = KEY
+
+    stack = launch.stack_addresses(PortsOnly, parts.Found(parts=(), missing=()))
+    assert not any("general_llm" in line for line in welcome.lines(stack, run))
+    with_llm = {**stack, "llm_url": "http://127.0.0.1:1/v1"}
+    assert any("general_llm" in line for line in welcome.lines(with_llm, run))

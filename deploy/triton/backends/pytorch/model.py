@@ -8,6 +8,7 @@ that a model folder runs unchanged on either.
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +57,10 @@ class TritonPythonModel:
         self._set_threads()
         folder = Path(args["model_repository"]) / args["model_version"]
         file = folder / (config.get("default_model_filename") or "model.pt")
-        self._model = torch.jit.load(str(file), map_location=self._device).eval()
+        with warnings.catch_warnings():
+            # PyTorch advises torch.export, which is another platform of Triton's.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._model = torch.jit.load(str(file), map_location=self._device).eval()
         self._inputs = _in_order([item["name"] for item in config["input"]], self._argument_names())
         outputs = {item["name"]: item["data_type"] for item in config["output"]}
         self._outputs = {

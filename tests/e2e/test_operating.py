@@ -1,0 +1,122 @@
+"""Operating a running stack: rules for all workers within a second, limits, metrics, and the files it leaves."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+
+import httpx
+import yaml
+
+from tests.kit.stack import LIMITED_KEY, is_running
+from tests.kit.wait import until
+
+TEXT = {"input": {"text": "hello"}}
+EMBED = "/v1/tasks/text-embedding"
+
+
+async def backends_seen(stack, count: int = 40) -> set[str]:
+    """Which backends answer, over fresh connections, so that both workers are met."""
+    seen = set()
+    for _ in range(count):
+        async with stack.http() as http:
+            seen.add((await http.post(EMBED, json=TEXT)).json()["route"]["backend"])
+    return seen
+
+
+async def test_the_rules_commands_move_traffic_on_every_worker(stack, tmp_path):
+    shown = json.loads(stack.cli("rules", "get", "--json").stdout)
+    rules = tmp_path / "rules.yaml"
+    moved = [
+        {**rule, "split": rule["fallback"], "fallback": []} if rule["name"] == "embeddings" else rule
+        for rule in shown["rules"]
+    ]
+    rules.write_text(yaml.safe_dump({"rules": moved}))
+    applied = stack.cli("rules", "apply", str(rules))
+    try:
+        assert applied.returncode == 0, applied.stdout + applied.stderr
+        assert "applied on 2/2 workers" in applied.stdout
+        # No pause: the command returns when all workers have it.
+        assert await backends_seen(stack) == {"local"}
+        off = stack.cli("rules", "disable", "embeddings")
+        assert off.returncode == 0, off.stdout + off.stderr
+        async with stack.http() as http:
+            refused = await http.post(EMBED, json=TEXT)
+        assert (refused.status_code, refused.json()["code"]) == (503, "no_healthy_backend")
+        assert stack.cli("rules", "enable", "embeddings").returncode == 0
+        assert await backends_seen(stack, 10) == {"local"}
+    finally:
+        rules.write_text(yaml.safe_dump({"rules": shown["rules"]}))
+        assert stack.cli("rules", "apply", str(rules)).returncode == 0
+    assert await backends_seen(stack) == {"triton"}
+
+
+async def test_a_bad_rule_set_changes_nothing(stack, tmp_path):
+    before = json.loads(stack.cli("rules", "get", "--json").stdout)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump([*before["rules"], {"name": "x", "split": [{"backend": "tritn", "model": "m"}]}]))
+    refused = stack.cli("rules", "apply", str(rules))
+    assert refused.returncode == 1
+    assert "rule 'x': split[0].backend: unknown backend 'tritn' (did you mean 'triton'?)" in (
+        refused.stdout + refused.stderr
+    )
+    assert json.loads(stack.cli("rules", "get", "--json").stdout) == before
+
+
+async def test_one_limit_over_all_workers(stack):
+    async def one() -> httpx.Response:
+        async with stack.http(key=LIMITED_KEY) as http:
+            return await http.post(EMBED, json=TEXT)
+
+    answers = await asyncio.gather(*(one() for _ in range(12)))
+    assert sorted(a.status_code for a in answers) == [200] * 3 + [429] * 9
+    refused = next(a for a in answers if a.status_code == 429)
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+
+async def test_metrics_sum_the_workers(stack):
+    def count(page: str) -> float:
+        name = 'gateway_requests_total{backend="triton",code="ok",task="text-embedding"}'
+        return next((float(line.split()[1]) for line in page.splitlines() if line.startswith(name)), 0.0)
+
+    before = count(await stack.metrics())
+    assert await backends_seen(stack, 20) == {"triton"}
+    page = await stack.metrics()
+    assert count(page) - before == 20
+    assert 'gateway_requests_in_flight{task="text-embedding"} 0.0' in page
+    assert "gateway_request_duration_seconds_bucket" in page
+
+    def has_batches() -> bool:
+        return 'gateway_model_batch_executions{backend="triton",batch_size=' in page
+
+    assert has_batches()
+    async with httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.get(f"{stack.told['ops_url']}/healthz/ready")).status_code == 200
+
+
+async def test_stack_json_tells_scripts_where_everything_is(stack):
+    told = stack.told
+    names = {"data_url", "admin_url", "ops_url", "key", "admin_token", "pids"}
+    names |= {"triton_grpc", "triton_http", "redis_url", "llm_url"}
+    assert names <= set(told)
+    assert {"supervisor", "redis", "triton", "llm"} <= set(told["pids"])
+    assert stat.S_IMODE((stack.run_dir / "stack.json").stat().st_mode) == 0o600
+
+
+async def test_a_killed_worker_is_replaced_and_nothing_stays_in_flight(stack):
+    async with stack.admin() as admin:
+        workers = (await admin.get("/workers")).json()["items"]
+        assert len(workers) == 2
+        os.kill(workers[0]["pid"], signal.SIGKILL)
+        await until(lambda: not is_running(workers[0]["pid"]), timeout_s=10)
+
+        async def live() -> set[int]:
+            return {w["pid"] for w in (await admin.get("/workers")).json()["items"]}
+
+        async with asyncio.timeout(30):
+            while len(pids := await live()) != 2 or workers[0]["pid"] in pids:  # noqa: ASYNC110 - another process's doing
+                await asyncio.sleep(0.1)
+    assert await backends_seen(stack, 10) == {"triton"}
+    assert 'gateway_requests_in_flight{task="text-embedding"} 0.0' in await stack.metrics()
