@@ -156,61 +156,6 @@ async def test_a_disabled_rule_takes_nothing():
         assert (await gw.post(EMBED, TEXT)).json()["route"]["rule"] == "on"
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"input": {"text": 5}}, "input.text"),
-        ({"input": {"text": ""}}, "input.text"),
-        ({"input": {"text": "   "}}, "input.text"),
-        ({"input": {"text": []}}, "input.text"),
-        ({"input": {"text": ["a", None]}}, "input.text[1]"),
-        ({"input": {"text": ["a"] * 5}}, "input.text"),
-        ({"input": {"text": "x" * 100_000}}, "input.text"),
-        ({"input": {}}, "input.text"),
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({}, "input"),
-        ({"input": {"text": "a", "txt": "b"}}, "input.txt"),
-        ({"input": {"text": "a"}, "parameters": []}, "parameters"),
-        ({"input": {"text": "a"}, "parameters": {"truncate": 1}}, "parameters.truncate"),
-        ({"input": {"text": "a"}, "parameters": {"x": 1}}, "parameters.x"),
-    ],
-)
-async def test_a_wrong_input_is_a_422_that_names_the_field(body, field):
-    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
-        answer = await gw.post(EMBED, body)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
-    assert answer.json()["errors"][0]["field"] == field
-    assert not gw.backends["triton"].calls
-    assert [r.code for r in gw.seen.at_the_door] == ["invalid_input"]
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "status", "code"),
-    [
-        (b"{", "application/json", 400, "malformed_request"),
-        (b"[]", "application/json", 400, "malformed_request"),
-        (b"null", "application/json", 400, "malformed_request"),
-        (b'"x"', "application/json", 400, "malformed_request"),
-        (b"", "application/json", 400, "malformed_request"),
-        (b"\xff\xfe", "application/json", 400, "malformed_request"),
-        (b'{"input": {"text": "\\ud83d"}}', "application/json", 400, "malformed_request"),
-        (b'{"input": {"text": NaN}}', "application/json", 400, "malformed_request"),
-        (b"[" * 100_000, "application/json", 400, "malformed_request"),
-        (b"{}", "text/plain", 415, "unsupported_media_type"),
-        (b"{}", "", 415, "unsupported_media_type"),
-        (b"x", "image/png", 415, "unsupported_media_type"),
-        (b"x", "multipart/form-data", 400, "malformed_request"),
-        (b"x", "multipart/form-data; boundary=y", 400, "malformed_request"),
-        (b'{"inptu": 1}', "application/json", 400, "malformed_request"),
-    ],
-)
-async def test_a_malformed_body_is_never_a_500(content, kind, status, code):
-    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
-        answer = await gw.http.post(EMBED, content=content, headers={"content-type": kind})
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
-
-
 async def test_unknown_tasks_paths_and_methods():
     async with running([ScriptedBackend("triton", [embedding()])]) as gw:
         unknown = await gw.post("/v1/tasks/nope", TEXT)
@@ -222,19 +167,6 @@ async def test_unknown_tasks_paths_and_methods():
     assert (path.status_code, path.json()["code"]) == (404, "not_found")
     assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
     assert method.headers["allow"] == "POST"
-
-
-@pytest.mark.parametrize(
-    "authorization", [None, "", "Bearer", "Bearer wrong", "Basic c2VjcmV0LW9uZTo=", "secret-one", "Bearer \xe9"]
-)
-async def test_without_a_key_nothing_is_read(authorization):
-    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
-        gw.http.headers.pop("authorization")
-        headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
-        answer = await gw.http.post(EMBED, content=b"{", headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert gw.seen.at_the_door[0].code == "unauthorized"
 
 
 async def test_a_key_without_the_right_is_forbidden():
@@ -257,22 +189,6 @@ async def test_limits_fall_to_zero_and_then_refuse():
     assert "3 requests per minute" in answers[3].json()["detail"]
     assert 1 <= int(answers[3].headers["retry-after"]) <= 20
     assert answers[3].headers["x-ratelimit-limit-requests"] == "3"
-
-
-@pytest.mark.parametrize(("name", "value"), [("x-timeout-ms", "soon"), ("x-timeout-ms", "0"), ("x-priority", "high")])
-async def test_bad_headers_are_named(name, value):
-    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
-        answer = await gw.post(EMBED, TEXT, **{name: value})
-    assert answer.status_code == 400
-    assert answer.json()["errors"][0]["field"] == name
-
-
-@pytest.mark.parametrize("given", ["x" * 129, "a b", "a\tb", 'a"b', "%0d%0aSet-Cookie:x"])
-async def test_an_unsafe_request_id_is_replaced(given):
-    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
-        answer = await gw.post(EMBED, TEXT, **{"x-request-id": given})
-    assert answer.headers["x-request-id"] != given
-    assert answer.json()["id"] == answer.headers["x-request-id"]
 
 
 async def test_texts_with_too_many_tokens_are_refused_unless_truncation_is_asked():
@@ -305,26 +221,6 @@ async def test_images_by_json_upload_and_raw_body():
         ]
     sent = [bytes(call.call.payload.inputs[0].data) for call in gw.backends["triton"].calls]
     assert set(sent) == {len(raw).to_bytes(4, "little") + raw}
-
-
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"image": "***"}, "input.image"),
-        ({"image": ""}, "input.image"),
-        ({"image": "data:image/png,abc"}, "input.image"),
-        ({"image": 5}, "input.image"),
-        ({}, "input.image"),
-        ({"image": "AAAA", "top_k": 0}, "input.top_k"),
-        ({"image": "AAAA", "top_k": True}, "input.top_k"),
-        ({"image": "AAAA", "top_k": 4}, "input.top_k"),
-    ],
-)
-async def test_wrong_image_inputs_are_named(given, field):
-    async with running([ScriptedBackend("triton", [scores(1, 0, 0)])]) as gw:
-        answer = await gw.post(IMAGE, {"input": given})
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"] == field
 
 
 @pytest.mark.parametrize("values", [(0.5, 0.5, 0.5), (1.5, -0.5, 0.0), (float("nan"), 0, 0)])

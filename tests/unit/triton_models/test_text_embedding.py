@@ -102,3 +102,24 @@ def test_a_bad_text_fails_alone(tokenizer, content: bytes, message: str):
     first, bad, last = tokenizer.execute([good, Request({"TEXT": rows_of(b"fine", content)}), good])
     assert (str(bad.error), bad.error.code) == (message, "INVALID_ARG")
     assert first.array("TOKENS").tolist() == last.array("TOKENS").tolist() == [[3]]
+
+
+def lengths_of(tokenizer, *word_counts: tuple[int, ...]) -> list[int]:
+    """The padded lengths of requests that arrive together, each with rows of so many words."""
+    requests = [Request({"TEXT": rows_of(*[b"cat " * words for words in counts])}) for counts in word_counts]
+    return [response.array("INPUT_IDS").shape[1] for response in tokenizer.execute(requests)]
+
+
+@pytest.mark.parametrize(
+    ("word_counts", "lengths"),
+    [
+        ([(1,), (1,)], [16, 16]),
+        ([(1,), (20,), (20,)], [32, 32, 32]),  # 96 tokens instead of 80
+        ([(1,), (200,)], [256, 256]),  # 512 instead of 272: less than twice
+        ([(1,), (1,), (1,), (200,)], [16, 16, 16, 256]),  # 1024 instead of 304: the long one stays apart
+        ([(1,), (20,), (1,), (200,)], [32, 32, 32, 256]),  # and the others still share
+        ([(1, 1, 1), (200,)], [16, 256]),  # rows count, not requests
+    ],
+)
+def test_texts_that_arrive_together_share_a_length_where_that_is_cheap(tokenizer, word_counts, lengths):
+    assert lengths_of(tokenizer, *word_counts) == lengths

@@ -14,7 +14,10 @@ class InvalidTextError(ValueError):
 
 
 class TritonPythonModel:
-    """Tokenises TEXT and pads each request to the shortest bucket that holds its longest row.
+    """Tokenises TEXT and pads it to one of a few bucket lengths.
+
+    A request alone gets the shortest bucket that holds its longest row. Requests that arrive together share a longer
+    one where that is cheap, because `text_encoder` can only batch what has the same length.
 
     Input: TEXT BYTES [rows, 1], UTF-8.
     Outputs: INPUT_IDS and ATTENTION_MASK INT64 [rows, bucket]; TOKENS INT32 [rows, 1], the length before truncation.
@@ -27,6 +30,7 @@ class TritonPythonModel:
         lengths = parameters["BUCKET_LENGTHS"]["string_value"].split(",")
         self._bucket_lengths = sorted(int(length) for length in lengths)
         self._max_text_bytes = int(parameters["MAX_TEXT_BYTES"]["string_value"])
+        self._max_widening = float(parameters["MAX_WIDENING"]["string_value"])
         folder = Path(args["model_repository"]) / args["model_version"]
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         # The file asks for fixed padding and truncation at 128; both are done here, by bucket.
@@ -49,8 +53,9 @@ class TritonPythonModel:
             texts += rows
         # The fast variant leaves out character offsets, which nobody reads here.
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
-        for index, span in spans.items():
-            answers[index] = self._answer(ids[span])
+        groups = [ids[span] for span in spans.values()]
+        for index, rows, length in zip(spans, groups, self._lengths(groups), strict=True):
+            answers[index] = self._answer(rows, length)
         return answers
 
     def _texts(self, request: Any) -> list[str]:
@@ -63,13 +68,29 @@ class TritonPythonModel:
         except UnicodeDecodeError as error:
             raise InvalidTextError("TEXT: not valid UTF-8") from error
 
-    def _answer(self, rows: list[list[int]]) -> Any:
-        """Pad and truncate the rows of one request to one bucket."""
+    def _lengths(self, groups: list[list[list[int]]]) -> list[int]:
+        """The padded length of each request, given the token ids of its rows.
+
+        The shared length is the longest to which all shorter requests can be padded without making their work, in
+        tokens, more than `MAX_WIDENING` times what it is. Requests above it keep their own.
+        """
+        own = [self._bucket(max(len(ids) for ids in rows)) for rows in groups]
+        for shared in sorted(set(own), reverse=True):
+            rows = [(length, len(group)) for length, group in zip(own, groups, strict=True) if length <= shared]
+            work = sum(length * count for length, count in rows)
+            if shared * sum(count for _, count in rows) <= self._max_widening * work:
+                return [max(length, shared) for length in own]
+        return own
+
+    def _bucket(self, tokens: int) -> int:
+        limit = self._bucket_lengths[-1]
+        return next(length for length in self._bucket_lengths if length >= min(tokens, limit))
+
+    def _answer(self, rows: list[list[int]], length: int) -> Any:
+        """Pad the rows of one request to `length`, and cut them where the model's limit is."""
         limit = self._bucket_lengths[-1]
         # The last token is [SEP]: it stays, as the reference tokeniser keeps it when it truncates.
         kept = [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in rows]
-        longest = max(len(ids) for ids in kept)
-        length = next(length for length in self._bucket_lengths if length >= longest)
         input_ids = np.full((len(kept), length), self._pad_id, np.int64)
         attention_mask = np.zeros((len(kept), length), np.int64)
         for row, ids in enumerate(kept):

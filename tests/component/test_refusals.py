@@ -1,0 +1,182 @@
+"""What the door refuses: one gateway for the whole file, because nothing here reaches a backend."""
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.backends.scripted import ScriptedBackend
+from gateway.core.types import Message
+from tests.kit.app import embedding, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+EMBED = "/v1/tasks/text-embedding"
+IMAGE = "/v1/tasks/image-classification"
+CHAT = "/v1/chat/completions"
+TEXT = {"input": {"text": "hello"}}
+ASK = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def one_gateway():
+    async with running([ScriptedBackend("triton", [embedding()]), ScriptedBackend("llm", [Message(body=b"{}")])]) as gw:
+        yield gw
+
+
+@pytest.fixture
+def gw(one_gateway):
+    """The gateway with nothing seen yet."""
+    for backend in one_gateway.backends.values():
+        backend.calls.clear()
+    one_gateway.seen.at_the_door.clear()
+    return one_gateway
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"input": {"text": 5}}, "input.text"),
+        ({"input": {"text": ""}}, "input.text"),
+        ({"input": {"text": "   "}}, "input.text"),
+        ({"input": {"text": []}}, "input.text"),
+        ({"input": {"text": ["a", None]}}, "input.text[1]"),
+        ({"input": {"text": ["a"] * 5}}, "input.text"),
+        ({"input": {"text": "x" * 100_000}}, "input.text"),
+        ({"input": {}}, "input.text"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({}, "input"),
+        ({"input": {"text": "a", "txt": "b"}}, "input.txt"),
+        ({"input": {"text": "a"}, "parameters": []}, "parameters"),
+        ({"input": {"text": "a"}, "parameters": {"truncate": 1}}, "parameters.truncate"),
+        ({"input": {"text": "a"}, "parameters": {"x": 1}}, "parameters.x"),
+    ],
+)
+async def test_a_wrong_input_is_a_422_that_names_the_field(gw, body, field):
+    answer = await gw.post(EMBED, body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    assert answer.json()["errors"][0]["field"] == field
+    assert not gw.backends["triton"].calls
+    assert [r.code for r in gw.seen.at_the_door] == ["invalid_input"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "code"),
+    [
+        (b"{", "application/json", 400, "malformed_request"),
+        (b"[]", "application/json", 400, "malformed_request"),
+        (b"null", "application/json", 400, "malformed_request"),
+        (b'"x"', "application/json", 400, "malformed_request"),
+        (b"", "application/json", 400, "malformed_request"),
+        (b"\xff\xfe", "application/json", 400, "malformed_request"),
+        (b'{"input": {"text": "\\ud83d"}}', "application/json", 400, "malformed_request"),
+        (b'{"input": {"text": NaN}}', "application/json", 400, "malformed_request"),
+        (b"[" * 100_000, "application/json", 400, "malformed_request"),
+        (b"{}", "text/plain", 415, "unsupported_media_type"),
+        (b"{}", "", 415, "unsupported_media_type"),
+        (b"x", "image/png", 415, "unsupported_media_type"),
+        (b"x", "multipart/form-data", 400, "malformed_request"),
+        (b"x", "multipart/form-data; boundary=y", 400, "malformed_request"),
+        (b'{"inptu": 1}', "application/json", 400, "malformed_request"),
+    ],
+)
+async def test_a_malformed_body_is_never_a_500(gw, content, kind, status, code):
+    answer = await gw.http.post(EMBED, content=content, headers={"content-type": kind})
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "", "Bearer", "Bearer wrong", "Basic c2VjcmV0LW9uZTo=", "secret-one", "Bearer \xe9"]
+)
+async def test_without_a_key_nothing_is_read(gw, authorization):
+    headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
+    async with httpx.AsyncClient(base_url=gw.url, trust_env=False) as stranger:
+        answer = await stranger.post(EMBED, content=b"{", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert gw.seen.at_the_door[0].code == "unauthorized"
+
+
+@pytest.mark.parametrize(("name", "value"), [("x-timeout-ms", "soon"), ("x-timeout-ms", "0"), ("x-priority", "high")])
+async def test_bad_headers_are_named(gw, name, value):
+    answer = await gw.post(EMBED, TEXT, **{name: value})
+    assert answer.status_code == 400
+    assert answer.json()["errors"][0]["field"] == name
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "a b", "a\tb", 'a"b', "%0d%0aSet-Cookie:x"])
+async def test_an_unsafe_request_id_is_replaced(gw, given):
+    answer = await gw.post(EMBED, TEXT, **{"x-request-id": given})
+    assert answer.headers["x-request-id"] != given
+    assert answer.json()["id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"image": "***"}, "input.image"),
+        ({"image": ""}, "input.image"),
+        ({"image": "data:image/png,abc"}, "input.image"),
+        ({"image": 5}, "input.image"),
+        ({}, "input.image"),
+        ({"image": "AAAA", "top_k": 0}, "input.top_k"),
+        ({"image": "AAAA", "top_k": True}, "input.top_k"),
+        ({"image": "AAAA", "top_k": 4}, "input.top_k"),
+    ],
+)
+async def test_wrong_image_inputs_are_named(gw, given, field):
+    answer = await gw.post(IMAGE, {"input": given})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [None]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": 5}, "stream_options"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": True}, "top_p"),
+    ],
+)
+async def test_a_wrong_chat_body_is_a_422_that_names_the_field(gw, change, field):
+    answer = await gw.post(CHAT, {**ASK, **change})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == field
+    assert not gw.backends["llm"].calls
+
+
+@pytest.mark.parametrize(("model", "status"), [(None, 400), (5, 400), ("nope", 404), ("minilm", 404)])
+async def test_unknown_models(gw, model, status):
+    answer = await gw.post(CHAT, {**ASK, "model": model})
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "model"
+    if status == 404:
+        assert answer.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": ["a", 5]}, "input[1]"),
+        ({"input": [1, 2]}, "input[0]"),
+        ({"input": "x" * 100_000}, "input"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"dimensions": 2}, "dimensions"),
+    ],
+)
+async def test_wrong_embedding_bodies_are_named(gw, change, param):
+    answer = await gw.post("/v1/embeddings", {"model": "minilm", "input": "a", **change})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == param

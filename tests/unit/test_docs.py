@@ -1,0 +1,41 @@
+"""README against the code: every route, error code, metric and command that exists is told, and no other metric."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from prometheus_client import CollectorRegistry
+
+from gateway.__main__ import app as cli
+from gateway.api.app import PATHS
+from gateway.core.errors import CLOSED_LIST
+from gateway.telemetry.metrics import Metrics
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def metric_names() -> set[str]:
+    registry = CollectorRegistry()
+    Metrics(registry)
+    return {family.name + ("_total" if family.type == "counter" else "") for family in registry.collect()}
+
+
+@pytest.mark.parametrize("path", sorted({path for _, path, _, _ in PATHS}))
+def test_every_route_is_told(path):
+    stem = path.split("/{")[0]
+    assert stem in README
+
+
+@pytest.mark.parametrize("error", CLOSED_LIST, ids=lambda e: e.code)
+def test_every_error_code_is_told_with_its_status(error):
+    assert re.search(rf"`{error.code}`[^;.]*?{error.status}", README)
+
+
+def test_the_metrics_are_these():
+    assert set(re.findall(r"gateway_[a-z_]+", README)) == metric_names()
+
+
+@pytest.mark.parametrize("name", [n for n, c in typer.main.get_command(cli).commands.items() if not c.hidden])
+def test_every_command_is_told(name):
+    assert re.search(rf"gateway {name}|make {name}", README)
