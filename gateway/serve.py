@@ -130,9 +130,10 @@ async def serve(config: Path, settings: Settings) -> int:
         listener = stack.enter_context(bind(server.host, server.port))
         ops_listener = bind(server.ops_host, server.ops_port)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-")))
-        environment = {**os.environ, METRICS_DIR_ENV: str(folder)}
+        # Torch's threads must not spin while they wait: they would take the cores from everything else.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, METRICS_DIR_ENV: str(folder)}
         if server.workers > 1:
-            environment |= await stack.enter_async_context(_shared_runtime(settings, folder, stop))
+            environment |= await stack.enter_async_context(_shared_runtime(settings, folder, environment, stop))
         command = (sys.executable, "-m", "gateway", "worker", "--config", str(config), "--fd", str(listener.fileno()))
         workers = [
             Child(name="worker", command=command, environment=environment, fds=(listener.fileno(),), metrics=folder)
@@ -210,7 +211,7 @@ async def _end(process: asyncio.subprocess.Process, *, drain_s: float) -> None:
 
 @contextlib.asynccontextmanager
 async def _shared_runtime(
-    settings: Settings, folder: Path, stop: asyncio.Event
+    settings: Settings, folder: Path, environment: Mapping[str, str], stop: asyncio.Event
 ) -> AsyncGenerator[Mapping[str, str], None]:
     """The local runtime as one process for all workers, loaded; nothing where no local backend is configured.
 
@@ -223,7 +224,7 @@ async def _shared_runtime(
     path = folder / "local.sock"
     models = [part for name in local.models or () for part in ("--model", name)]
     command = ("-m", "local_runtime", "serve", "--repository", str(local.repository), "--grpc", f"unix:{path}", *models)
-    child = Child(name="local runtime", command=(sys.executable, *command), environment=os.environ, metrics=folder)
+    child = Child(name="local runtime", command=(sys.executable, *command), environment=environment, metrics=folder)
     stop_runtime = asyncio.Event()
     running = asyncio.create_task(child.run(stop_runtime, drain_s=KILL_AFTER_S))
     try:

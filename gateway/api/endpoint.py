@@ -19,7 +19,7 @@ from gateway.api.auth import KeyRing, authorize
 from gateway.api.body import BodyLimits, drain, read_body
 from gateway.api.errors import ErrorForm
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, MalformedRequest, UnknownTask
-from gateway.core.types import Caller, InferenceRequest, Priority, RequestRecord
+from gateway.core.types import Caller, InferenceRequest, RequestRecord
 from gateway.pipeline import Pipeline, Task
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
@@ -68,7 +68,6 @@ class Visit:
             received_us=self.received_us,
             deadline_us=self.received_us + _timeout_us(self.request, task),
             stream=stream,
-            priority=_priority(self.request),
         )
         self.walked = True
         return request
@@ -181,15 +180,6 @@ def _timeout_us(request: Request, task: Task) -> int:
     if not given.isdecimal() or not 1 <= int(given[:10]) <= 10**9:
         raise MalformedRequest("must be a whole number of milliseconds from 1", field="x-timeout-ms")
     return min(task.timeout_us, int(given[:10]) * 1000)
-
-
-def _priority(request: Request) -> Priority:
-    given = request.headers.get("x-priority", "interactive")
-    if given == "interactive":
-        return "interactive"
-    if given == "batch":
-        return "batch"
-    raise MalformedRequest("must be interactive or batch", field="x-priority")
 
 
 _NOBODY = Caller(key_id="", tenant="")

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-Priority = Literal["interactive", "batch"]
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,6 @@ class InferenceRequest:
     received_us: int
     deadline_us: int
     stream: bool = False
-    priority: Priority = "interactive"
 
 
 # --- what a backend is asked -------------------------------------------------------------------

@@ -96,7 +96,7 @@ async def test_without_a_key_nothing_is_read(gw, authorization):
     assert gw.seen.at_the_door[0].code == "unauthorized"
 
 
-@pytest.mark.parametrize(("name", "value"), [("x-timeout-ms", "soon"), ("x-timeout-ms", "0"), ("x-priority", "high")])
+@pytest.mark.parametrize(("name", "value"), [("x-timeout-ms", "soon"), ("x-timeout-ms", "0"), ("x-timeout-ms", "-5")])
 async def test_bad_headers_are_named(gw, name, value):
     answer = await gw.post(EMBED, TEXT, **{name: value})
     assert answer.status_code == 400

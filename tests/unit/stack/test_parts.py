@@ -196,7 +196,9 @@ def test_backends_are_copied_and_their_libraries_linked(tmp_path):
 
 def test_tritons_environment_puts_its_own_python_first(tmp_path):
     env = triton.environment(server(tmp_path), {"PATH": "/bin", "PYTHONPATH": "x", "VIRTUAL_ENV": "y"})
-    assert env == {"PATH": f"{tmp_path}/venv/bin:/bin", "LD_LIBRARY_PATH": f"{tmp_path}/lib"}
+    own = {"PATH": f"{tmp_path}/venv/bin:/bin", "LD_LIBRARY_PATH": f"{tmp_path}/lib"}
+    assert env == own | triton.TUNING
+    assert triton.environment(server(tmp_path), {"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_documented_ports_can_be_moved_by_the_settings_of_the_gateway():
