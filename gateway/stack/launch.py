@@ -75,7 +75,7 @@ def sweep(run: RunDir, console: Console) -> int:
 
 
 def _already(run: RunDir) -> str:
-    return f"A stack already runs here ({run.path}): stop it with `gateway down` first."
+    return f"A stack already runs here ({run.path}): stop it with {welcome.how_to_stop(run)} first."
 
 
 def _plan(options: Options) -> Plan:
@@ -192,7 +192,7 @@ def up_detached(run: RunDir, command: list[str], console: Console) -> None:
     console.print("The stack is ready.")
     for line in welcome.lines(stack, run):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print("It runs in the background: `gateway down` stops it.")
+    console.print(f"It runs in the background: {welcome.how_to_stop(run)} stops it.")
 
 
 def _stack_of(run: RunDir, supervisor: int) -> dict[str, Any] | None:

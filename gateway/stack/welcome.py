@@ -24,7 +24,7 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
         "",
         f"API      {data}",
         f"metrics  {stack['ops_url']}/metrics",
-        f"console  {stack['admin_url']}/console   (admin token: {run.path / 'admin-token'})",
+        f"admin    {stack['admin_url']}/admin/v1   (token: {run.path / 'admin-token'})",
         f"Triton   {triton}",
         f"LLM      {stack['llm_url'] or 'not running'}",
         f"Redis    {stack['redis_url']}",
@@ -34,6 +34,11 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
         *(f"  {call}" for call in tries),
         "",
     ]
+
+
+def how_to_stop(run: RunDir) -> str:
+    """The command that stops the stack of this run directory."""
+    return "`make down`" if run.path == Path(".run") else f"`gateway down --run-dir {run.path}`"
 
 
 def calls(data_url: str, key: str, image: Path) -> list[str]:

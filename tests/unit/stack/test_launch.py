@@ -61,7 +61,7 @@ def test_a_fatal_missing_part_is_the_line(run, config, monkeypatch):
 
 
 def test_a_running_stack_says_gateway_down(run, config):
-    with state.lock(run), pytest.raises(StackError, match="`gateway down`"):
+    with state.lock(run), pytest.raises(StackError, match="`gateway down --run-dir"):
         start(run, config)
 
 
