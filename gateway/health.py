@@ -1,22 +1,24 @@
-"""Active health: every second each target of the rules is probed, and the breakers hear of it."""
+"""Active health: every second each place that the rules name is probed, and the breakers hear of it."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
+from gateway.core.attempts import CONSEQUENCES
 from gateway.core.breaker import BreakerBoard
-from gateway.core.errors import BackendError, FaultKind
-from gateway.core.routing import RuleSet, Target
+from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.rules import RuleSet
+from gateway.core.types import Place
 from gateway.ports import Backend, Clock, HealthObserver, RuleSource
 
 INTERVAL_S = 1.0
-PROBE_TIMEOUT_S = 2.0  # the adapters bound their probes at 1 s; this only guards against one that does not
+TIMEOUT_S = 2.0  # the adapters bound their probes at 1 s; this only guards against one that does not
 
 _log = logging.getLogger(__name__)
 
 
 class Prober:
-    """Owns the probing task; `start` returns after the first round, so that the first request knows health."""
+    """Owns the probing tasks; `start` returns after the first round, so that the first request knows health."""
 
     def __init__(
         self,
@@ -32,68 +34,76 @@ class Prober:
         self._board = board
         self._clock = clock
         self._observer = observer
-        self._task: asyncio.Task[None] | None = None
-        self._was: dict[tuple[str, str], str | None] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told: dict[Place, bool] = {}
 
     async def start(self) -> None:
         """Probe once, then go on in the background."""
-        await self._round()
-        self._task = asyncio.create_task(self._run(), name="prober")
+        await self._probe_all()
+        self._tasks = [
+            asyncio.create_task(_every(INTERVAL_S, self._probe_all), name="probes"),
+            asyncio.create_task(_every(INTERVAL_S, self._collect_all), name="batch sizes"),
+        ]
 
     async def close(self) -> None:
         """Stop probing."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(INTERVAL_S)
-            await self._round()
-
-    async def _round(self) -> None:
+    async def _probe_all(self) -> None:
         rules = self._rules.current()
-        await asyncio.gather(*(self._probe(t) for t in targets(rules) if t.backend in self._backends))
+        named = places(rules)
+        self._board.keep_only(named)
+        self._told = {place: healthy for place, healthy in self._told.items() if place in named}
+        await asyncio.gather(*(self._probe(place) for place in named if place.backend in self._backends))
         self._observer.health(self._board.all(), rules.revision)
-        await asyncio.gather(*(self._statistics(name, backend) for name, backend in self._backends.items()))
 
-    async def _probe(self, target: Target) -> None:
-        fault: FaultKind | None = None
-        message: str | None = None
+    async def _probe(self, place: Place) -> None:
+        fault: Fault | None = None
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self._backends[target.backend].probe(target.model, target.version)
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._backends[place.backend].probe(place.model, place.version)
         except BackendError as error:
-            fault, message = error.fault.kind, error.fault.message
+            fault = error.fault
         except TimeoutError:
-            fault, message = FaultKind.TIMEOUT, "the probe had no answer"
-        self._board.probed(target.backend, target.model, now_us=self._clock(), fault=fault)
-        self._tell(target, message)
+            fault = Fault(kind=FaultKind.TIMEOUT, message="the probe had no answer")
+        # What does not count against a backend when a request meets it (it is full) does not when a probe does.
+        counted = fault.kind if fault and CONSEQUENCES[fault.kind].blames_backend else None
+        self._board.probed(place, now_us=self._clock(), fault=counted)
+        self._tell(place, fault)
 
-    def _tell(self, target: Target, message: str | None) -> None:
+    def _tell(self, place: Place, fault: Fault | None) -> None:
         """Log a change of health, once."""
-        key = (target.backend, target.model)
-        if key in self._was and (self._was[key] is None) == (message is None):
+        if self._told.get(place) is (fault is None):
             return
-        self._was[key] = message
-        if message is None:
-            _log.info("backend is healthy", extra={"target": str(target)})
+        self._told[place] = fault is None
+        if fault is None:
+            _log.info("place is healthy", extra={"place": str(place)})
         else:
-            _log.warning("backend is not healthy", extra={"target": str(target), "reason": message})
+            _log.warning("place is not healthy", extra={"place": str(place), "reason": fault.message})
 
-    async def _statistics(self, name: str, backend: Backend) -> None:
+    async def _collect_all(self) -> None:
+        await asyncio.gather(*(self._collect(name, backend) for name, backend in self._backends.items()))
+
+    async def _collect(self, name: str, backend: Backend) -> None:
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 self._observer.batch_sizes(name, await backend.batch_sizes())
         except (BackendError, TimeoutError):
             return  # the probe has told it already
 
 
-def targets(rules: RuleSet) -> frozenset[Target]:
-    """Every target that an enabled rule names, by backend, model and version."""
-    return frozenset(
-        Target(backend=t.backend, model=t.model, version=t.version)
-        for rule in rules.rules
-        if rule.enabled
-        for t in (*rule.split, *rule.fallback)
-    )
+async def _every(interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
+    """Repeat `step`, whatever becomes of one of them: health must not freeze."""
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await step()
+        except Exception:  # noqa: BLE001 - the supervisor of these tasks
+            _log.exception("a round of health checks failed")
+
+
+def places(rules: RuleSet) -> frozenset[Place]:
+    """Every place that an enabled rule names."""
+    return frozenset(target.place for rule in rules.rules if rule.enabled for target in (*rule.split, *rule.fallback))

@@ -1,12 +1,13 @@
 """The walk of one request: admit -> route -> dispatch -> settle. Read `Pipeline.handle` from top to bottom.
 
 Each step asks `gateway.core` what to do and a port to do it. One event stream serves unary and streamed answers
-(unary = a stream of one): `Started`, then the answer's events, then `Finished`. A failure before `Started` is a
-clean refusal; a failure after it ends the stream with the error raised, never with a made-up end.
+(unary = a stream of one): `Started`, then the answer's events, then `Finished`. A failure before `Started` is a clean
+refusal; a failure after it ends the stream with the error raised, never with a made-up end.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from gateway.core import attempts, rate_limit, routing
@@ -15,11 +16,13 @@ from gateway.core.errors import (
     BackendError,
     ClientClosed,
     Fault,
+    FaultKind,
     GatewayError,
     InternalError,
     RateLimited,
 )
-from gateway.core.routing import Plan, Target
+from gateway.core.record import RequestRecord
+from gateway.core.routing import Plan
 from gateway.core.types import (
     Answer,
     BackendCall,
@@ -29,7 +32,8 @@ from gateway.core.types import (
     Finished,
     InferenceRequest,
     Message,
-    RequestRecord,
+    Metered,
+    Place,
     Route,
     Started,
     Tensors,
@@ -43,7 +47,7 @@ from gateway.tasks.contract import Contract, located
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task as configured: its contract, how long it may take, and how long one attempt may."""
+    """A task as configured: its contract, how long it may take, and how long a backend may take to begin."""
 
     name: str
     contract: Contract
@@ -52,24 +56,19 @@ class Task:
 
 
 @dataclass(slots=True, kw_only=True)
-class Trace:
-    """What is known of one request so far; written only by the walk, read once by settle."""
+class Walk:
+    """What is known of one request so far; written by the steps, read by settle."""
 
     verdict: Verdict = field(default_factory=lambda: Verdict(allowed=True))
-    admitted_us: int = 0
+    admitted_us: int | None = None
     plan: Plan | None = None
     faults: list[Fault] = field(default_factory=list)
     route: Route | None = None
+    backend_us: int = 0  # spent waiting for backends, all attempts together
+    last_wait_us: int = 0
     version: str = ""
-    backend_us: int = 0
     queue_us: int | None = None
     usage: Usage = field(default_factory=Usage)
-
-    def note(self, event: BackendEvent, answer: Answer | Message | Delta) -> None:
-        """Keep what an event tells about the backend's work."""
-        if isinstance(event, Tensors):
-            self.version, self.queue_us = event.version, event.queue_us
-        self.usage = answer.usage or self.usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,129 +89,146 @@ class Pipeline:
 
         Closing the generator early means that the caller left: the backend's work is cancelled.
         """
-        trace = Trace()
-        error: GatewayError | None = ClientClosed("the caller left")
+        walk = Walk()
+        error: GatewayError | None = ClientClosed("the caller left")  # until another end is known
         self.observer.began(request.task)
         try:
             # 1 admit: one atomic step takes all charges or none.
-            trace.verdict = await self.limiter.charge(rate_limit.charges(request.caller))
-            trace.admitted_us = self.clock()
-            _refuse_if_limited(trace.verdict)
-            # 2 route: ordered candidates, each with its reason.
-            trace.plan = routing.plan(self.rules.current(), request, why_not=self.why_not, draw=self.draw())
+            walk.verdict = await self.limiter.charge(rate_limit.charges(request.caller))
+            walk.admitted_us = self.clock()
+            _refuse_if_limited(walk.verdict)
+            # 2 route: ordered candidates, each other place with the reason why not.
+            walk.plan = routing.plan(self.rules.current(), request, why_not=self.why_not, draw=self.draw())
             # 3 dispatch: the first candidate that begins to answer has the request.
-            async with aclosing(self._dispatch(request, trace.plan, trace)) as events:
+            async with aclosing(self._dispatch(request, walk.plan, walk)) as events:
                 async for event in events:
                     yield event
             error = None
-            yield Finished(usage=trace.usage, timing=self._timing(request, trace))
+            yield Finished(usage=walk.usage, timing=self._timing(request, walk))
         except GatewayError as refused:
-            refused.verdict = trace.verdict
             error = refused
+            error.verdict = walk.verdict
             raise
         except Exception as unforeseen:  # the request boundary: every fault gets an honest answer
             error = InternalError("the gateway failed on this request")
-            error.verdict, error.__cause__ = trace.verdict, unforeseen
+            error.verdict, error.__cause__ = walk.verdict, unforeseen
             raise error from unforeseen
         finally:
-            # 4 settle: no await here, so a cancellation cannot cut it short.
-            self.observer.ended(self._record(request, trace, error), error)
+            # 4 settle: what was taken is given back, and one record is written.
+            self._settle(request, walk, error)
 
-    async def _dispatch(self, request: InferenceRequest, plan: Plan, trace: Trace) -> AsyncGenerator[Event, None]:
+    async def _dispatch(self, request: InferenceRequest, plan: Plan, walk: Walk) -> AsyncGenerator[Event, None]:
         """Try candidates until one begins to answer, then pass on all that it says."""
         task = self.tasks[request.task]
         while True:
             step = attempts.next_attempt(
                 plan,
-                trace.faults,
+                walk.faults,
                 now_us=self.clock(),
                 deadline_us=request.deadline_us,
                 attempt_timeout_us=task.attempt_timeout_us,
             )
             if isinstance(step, attempts.GiveUp):
                 raise step.error
+            call = BackendCall(
+                request_id=request.id,
+                model=step.place.model,
+                version=step.place.version,
+                payload=task.contract.payload(request.input),
+            )
             try:
-                async with aclosing(self._attempt(request, task, step, trace)) as answers:
-                    async for answer in answers:
-                        if trace.route is None:
-                            trace.route = _route(plan, step.target, trace)
-                            yield Started(route=trace.route, verdict=trace.verdict)
-                        yield answer
+                with self._attempted(step, task, walk):
+                    backend = self.backends[step.place.backend]
+                    async with aclosing(backend.infer(call, timeout_us=step.timeout_us)) as events:
+                        event = await self._first(events, step.begin_within_us, walk)
+                        while event is not None:
+                            answer = _answer(task, request, event, walk)
+                            if answer is not None:
+                                if walk.route is None:
+                                    walk.route = _route(plan, step.place, walk)
+                                    yield Started(route=walk.route, verdict=walk.verdict)
+                                yield answer
+                            event = await self._next(events, walk)
+                    _refuse_if_empty(walk)
             except BackendError as failed:
-                trace.faults.append(located(failed.fault, task.contract.tensor_fields))
-                if trace.route is not None:  # a part has left: no second backend may continue it
+                walk.faults.append(located(failed.fault, task.contract.tensor_fields))
+                if walk.route is not None:  # a part has left: no second backend may continue it
                     raise attempts.broken_off() from failed
             else:
                 return
 
-    async def _attempt(
-        self, request: InferenceRequest, task: Task, step: attempts.Try, trace: Trace
-    ) -> AsyncGenerator[Answer | Message | Delta, None]:
-        """One candidate's answer in the task's form; its breaker hears how it went."""
-        target, began_us, answered, fault = step.target, self.clock(), False, None
-        call = BackendCall(
-            request_id=request.id,
-            model=target.model,
-            version=target.version,
-            payload=task.contract.payload(request.input),
-        )
-        self.board.trying(target.backend, target.model, now_us=began_us, timeout_us=step.timeout_us)
+    @contextmanager
+    def _attempted(self, step: attempts.Try, task: Task, walk: Walk) -> Iterator[None]:
+        """The breaker hears of an attempt: that it is made, and how it ended."""
+        self.board.trying(step.place, now_us=self.clock(), timeout_us=step.timeout_us)
         try:
-            backend = self.backends[target.backend]
-            async with aclosing(backend.infer(call, timeout_us=step.timeout_us)) as events:
-                async for event in events:
-                    answer = task.contract.answer(event, request.input)
-                    trace.note(event, answer)
-                    if not isinstance(answer, Delta) or answer.data:  # an empty delta only tells usage
-                        yield answer
-            answered = True
+            yield
         except BackendError as failed:
-            fault = failed.fault
+            if attempts.blames_backend(
+                failed.fault, waited_us=walk.last_wait_us, attempt_timeout_us=task.attempt_timeout_us
+            ):
+                self.board.failed(step.place, now_us=self.clock(), fault=failed.fault.kind)
+            else:
+                self.board.released(step.place)
             raise
+        except BaseException:  # the caller left, or its input was bad after all: no verdict on the backend
+            self.board.released(step.place)
+            raise
+        else:
+            self.board.answered(step.place)
+
+    async def _first(
+        self, events: AsyncGenerator[BackendEvent, None], within_us: int, walk: Walk
+    ) -> BackendEvent | None:
+        try:
+            async with asyncio.timeout(within_us / 1e6):
+                return await self._next(events, walk)
+        except TimeoutError:
+            raise BackendError(Fault(kind=FaultKind.TIMEOUT, message="did not begin to answer in time")) from None
+
+    async def _next(self, events: AsyncGenerator[BackendEvent, None], walk: Walk) -> BackendEvent | None:
+        """The next event, None at the end; only this waiting is the backend's time."""
+        began_us = self.clock()
+        try:
+            return await anext(events, None)
         finally:
-            now_us = self.clock()
-            trace.backend_us += now_us - began_us
-            self.board.ended(
-                target.backend,
-                target.model,
-                now_us=now_us,
-                answered=answered,
-                fault=fault.kind if fault and attempts.CONSEQUENCES[fault.kind].blames_backend else None,
-            )
+            walk.last_wait_us = self.clock() - began_us
+            walk.backend_us += walk.last_wait_us
 
-    def why_not(self, target: Target) -> str | None:
-        """None where `target` may be tried now, else the reason."""
-        if target.backend not in self.backends:
+    def why_not(self, place: Place) -> str | None:
+        """None where `place` may be tried now, else the reason."""
+        if place.backend not in self.backends:
             return "backend is not configured here"
-        return self.board.of(target.backend, target.model).why_not(self.clock())
+        return self.board.of(place).why_not(self.clock())
 
-    def _timing(self, request: InferenceRequest, trace: Trace) -> Timing:
-        return Timing(
-            total_us=self.clock() - request.received_us,
-            admit_us=max(0, trace.admitted_us - request.received_us),
-            backend_us=trace.backend_us,
-            queue_us=trace.queue_us,
+    def _settle(self, request: InferenceRequest, walk: Walk, error: GatewayError | None) -> None:
+        """No await in here, so that a cancellation cannot cut it short."""
+        timing = self._timing(request, walk)
+        self.observer.ended(
+            RequestRecord(
+                id=request.id,
+                task=request.task,
+                tenant=request.caller.tenant,
+                key_id=request.caller.key_id,
+                total_us=timing.total_us,
+                error=error,
+                stream=request.stream,
+                plan=walk.plan,
+                faults=tuple(walk.faults),
+                route=walk.route,
+                timing=timing,
+                usage=walk.usage,
+                degraded=walk.verdict.degraded,
+            )
         )
 
-    def _record(self, request: InferenceRequest, trace: Trace, error: GatewayError | None) -> RequestRecord:
-        timing = self._timing(request, trace)
-        reasons = trace.plan.reasons if trace.plan else ()
-        return RequestRecord(
-            id=request.id,
-            task=request.task,
-            tenant=request.caller.tenant,
-            key_id=request.caller.key_id,
-            code=error.code if error else "ok",
-            status=error.status if error else 200,
-            total_us=timing.total_us,
-            stream=request.stream,
-            route=trace.route,
-            timing=timing,
-            usage=trace.usage,
-            rule_revision=trace.plan.revision if trace.plan else 0,
-            reasons=(*reasons, *(f"attempt: {f.kind.value}: {f.message}" for f in trace.faults)),
-            failed_attempts=len(trace.faults),
-            degraded=trace.verdict.degraded,
+    def _timing(self, request: InferenceRequest, walk: Walk) -> Timing:
+        now_us = self.clock()
+        return Timing(
+            total_us=now_us - request.received_us,
+            admit_us=(walk.admitted_us or now_us) - request.received_us,
+            backend_us=walk.backend_us,
+            queue_us=walk.queue_us,
         )
 
 
@@ -221,11 +237,29 @@ def _refuse_if_limited(verdict: Verdict) -> None:
         raise RateLimited(f"limit reached: {verdict.name}", retry_after_us=verdict.retry_after_us)
 
 
-def _route(plan: Plan, target: Target, trace: Trace) -> Route:
+def _answer(task: Task, request: InferenceRequest, event: BackendEvent, walk: Walk) -> Answer | Message | Delta | None:
+    """An event in the task's own form; None where it is for our books alone."""
+    if isinstance(event, Metered):
+        walk.usage = event.usage
+        return None
+    if isinstance(event, Tensors):
+        walk.version, walk.queue_us = event.version, event.queue_us
+    answer = task.contract.answer(event, request.input)
+    if not isinstance(answer, Delta):
+        walk.usage = answer.usage
+    return answer
+
+
+def _refuse_if_empty(walk: Walk) -> None:
+    if walk.route is None:
+        raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
+
+
+def _route(plan: Plan, place: Place, walk: Walk) -> Route:
     return Route(
-        backend=target.backend,
-        model=target.model,
-        version=trace.version or target.version,
+        backend=place.backend,
+        model=place.model,
+        version=walk.version or place.version,
         rule=plan.rule,
-        attempts=len(trace.faults) + 1,
+        attempts=len(walk.faults) + 1,
     )

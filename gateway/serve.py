@@ -12,8 +12,8 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +26,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.settings import LOCAL_SOCKET_ENV, METRICS_DIR_ENV, ConfigError, LocalSettings, Settings
-from gateway.telemetry.logs import configure_logging
-from gateway.wiring import control_plane, data_plane
+from gateway.settings import EXIT_CONFIG, LOCAL_SOCKET_ENV, METRICS_DIR_ENV, ConfigError, LocalSettings, Settings
+from gateway.wiring import configure_logging, control_plane, data_plane
 
-EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting again would not help
 RESTART_PAUSE_S = 0.5
+MAX_RESTART_PAUSE_S = 8.0
 KILL_AFTER_S = 5.0  # beyond the drain time, before a worker is killed
 RUNTIME_START_S = 120.0  # loading large models from a slow disk takes long; more than this is a fault
 BACKLOG = 2048
+_MODULE = (sys.executable, "-m", "gateway")
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ async def work(settings: Settings, listener_fd: int) -> None:
     # The parent holds the other end of our standard input: its end means that the parent died.
     asyncio.get_running_loop().add_reader(0, stop.set)
     listener = socket.socket(fileno=listener_fd)
-    async with data_plane(settings, CollectorRegistry()) as app:
+    async with data_plane(settings, CollectorRegistry(), is_draining=stop.is_set) as app:
         await serve_app(app, [listener], stop, drain_s=settings.server.drain_timeout_s)
 
 
@@ -124,35 +124,48 @@ async def admin(settings: Settings) -> None:
 async def serve(config: Path, settings: Settings) -> int:
     """Run workers and the operations listener until a signal; the exit status is the process's."""
     configure_logging()
-    stop = stop_on_signals()
+    stop, ended = stop_on_signals(), asyncio.Event()
     server = settings.server
-    async with AsyncExitStack() as stack:
-        listener = stack.enter_context(bind(server.host, server.port))
-        ops_listener = bind(server.ops_host, server.ops_port)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-")))
+    with (
+        bind(server.host, server.port) as listener,
+        bind(server.ops_host, server.ops_port) as ops_listener,
+        tempfile.TemporaryDirectory(prefix="gateway-") as folder,
+    ):
+        metrics = Path(folder)
         # Torch's threads must not spin while they wait: they would take the cores from everything else.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, METRICS_DIR_ENV: str(folder)}
-        if server.workers > 1:
-            environment |= await stack.enter_async_context(_shared_runtime(settings, folder, environment, stop))
-        command = (sys.executable, "-m", "gateway", "worker", "--config", str(config), "--fd", str(listener.fileno()))
-        workers = [
-            Child(name="worker", command=command, environment=environment, fds=(listener.fileno(),), metrics=folder)
-            for _ in range(server.workers)
-        ]
-        _log.info(
-            "serving",
-            extra={
-                "address": f"{server.host}:{server.port}",
-                "operations": f"{server.ops_host}:{server.ops_port}",
-                "workers": server.workers,
-            },
-        )
-        ops = serve_app(operations(settings, folder), [ops_listener], stop, drain_s=1)
-        drain_s = server.drain_timeout_s + KILL_AFTER_S
-        serving = asyncio.create_task(ops)
-        statuses = await asyncio.gather(*(worker.run(stop, drain_s=drain_s) for worker in workers))
-        await serving
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, METRICS_DIR_ENV: folder}
+        # From the first moment to the last: a worker that drains is still scraped.
+        page = operations(metrics, listener.getsockname(), stop)
+        ops = asyncio.create_task(serve_app(page, [ops_listener], ended, drain_s=1))
+        try:
+            async with _shared_runtime(settings, metrics, environment, stop) as shared:
+                command = (*_MODULE, "worker", "--config", str(config), "--fd", str(listener.fileno()))
+                worker = Child(
+                    name="worker",
+                    command=command,
+                    environment=environment | shared,
+                    fds=(listener.fileno(),),
+                    metrics=metrics,
+                )
+                address = {
+                    "address": f"{server.host}:{server.port}",
+                    "operations": f"{server.ops_host}:{server.ops_port}",
+                }
+                _log.info("starting workers", extra={**address, "workers": server.workers})
+                drain_s = server.drain_timeout_s + KILL_AFTER_S
+                running = [worker.run(stop, drain_s=drain_s) for _ in range(server.workers)]
+                statuses = await asyncio.gather(*running, _close_on(stop, listener))
+        finally:
+            ended.set()
+            await ops
     return max(statuses)
+
+
+async def _close_on(stop: asyncio.Event, listener: socket.socket) -> int:
+    """No new connection may wait in our own backlog for workers that have stopped accepting."""
+    await stop.wait()
+    listener.close()
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +180,9 @@ class Child:
 
     async def run(self, stop: asyncio.Event, *, drain_s: float) -> int:
         """Keep one process alive until `stop`; a configuration that cannot be served stops everything."""
+        pause_s = RESTART_PAUSE_S
         while True:
+            began_s = time.monotonic()
             process = await asyncio.create_subprocess_exec(
                 *self.command, env=dict(self.environment), pass_fds=self.fds, stdin=asyncio.subprocess.PIPE
             )
@@ -180,11 +195,14 @@ class Child:
             if process.returncode == EXIT_CONFIG:
                 stop.set()
                 return EXIT_CONFIG
-            _log.error(
-                "process died; starting another",
-                extra={"process_name": self.name, "pid": process.pid, "status": process.returncode},
-            )
-            await asyncio.sleep(RESTART_PAUSE_S)
+            told = {"process_name": self.name, "pid": process.pid, "status": process.returncode}
+            _log.error("process died; starting another", extra=told)
+            # One that cannot live is not tried faster and faster.
+            is_young = time.monotonic() - began_s < MAX_RESTART_PAUSE_S
+            pause_s = min(pause_s * 2, MAX_RESTART_PAUSE_S) if is_young else RESTART_PAUSE_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await stop.wait()
 
 
 async def _ended_or(stop: asyncio.Event, process: asyncio.subprocess.Process) -> bool:
@@ -212,13 +230,13 @@ async def _end(process: asyncio.subprocess.Process, *, drain_s: float) -> None:
 @contextlib.asynccontextmanager
 async def _shared_runtime(
     settings: Settings, folder: Path, environment: Mapping[str, str], stop: asyncio.Event
-) -> AsyncGenerator[Mapping[str, str], None]:
-    """The local runtime as one process for all workers, loaded; nothing where no local backend is configured.
+) -> AsyncGenerator[dict[str, str], None]:
+    """The local runtime as one process for several workers, loaded; nothing for one, or without a local backend.
 
     It ends after the workers, so that what they still have in flight is answered.
     """
     local = next((b for b in settings.backends.values() if isinstance(b, LocalSettings) and b.enabled), None)
-    if local is None:
+    if local is None or settings.server.workers == 1:
         yield {}
         return
     path = folder / "local.sock"
@@ -228,19 +246,28 @@ async def _shared_runtime(
     stop_runtime = asyncio.Event()
     running = asyncio.create_task(child.run(stop_runtime, drain_s=KILL_AFTER_S))
     try:
-        async with asyncio.timeout(RUNTIME_START_S):
-            while not (path.exists() or stop.is_set() or running.done()):  # noqa: ASYNC110 - another process's doing
-                await asyncio.sleep(0.05)
+        await _loaded(path, running, stop)
         yield {LOCAL_SOCKET_ENV: f"unix:{path}"}
-    except TimeoutError:
-        raise ConfigError(f"the local runtime was not ready within {RUNTIME_START_S:g} s") from None
     finally:
         stop_runtime.set()
         await running
 
 
-def operations(settings: Settings, metrics: Path) -> Starlette:
-    """The operations listener's paths."""
+async def _loaded(path: Path, running: asyncio.Task[int], stop: asyncio.Event) -> None:
+    """Wait for the runtime's socket, which it opens when its models are loaded."""
+    try:
+        async with asyncio.timeout(RUNTIME_START_S):
+            # Looking at a path for another process's doing: nothing here can be awaited, and it does not block.
+            while not (path.exists() or stop.is_set()):  # noqa: ASYNC240
+                if running.done():
+                    raise ConfigError("the local runtime cannot serve this repository; its reason is above")
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise ConfigError(f"the local runtime was not ready within {RUNTIME_START_S:g} s") from None
+
+
+def operations(metrics: Path, address: tuple[str, int], stop: asyncio.Event) -> Starlette:
+    """The operations listener's paths. `address` is where the data plane listens."""
 
     async def metrics_page(_: Request) -> Response:
         registry = CollectorRegistry()
@@ -252,10 +279,11 @@ def operations(settings: Settings, metrics: Path) -> Starlette:
         return JSONResponse({"status": "live"})
 
     async def ready(_: Request) -> Response:
-        host = "127.0.0.1" if settings.server.host in ("0.0.0.0", "") else settings.server.host  # noqa: S104 - read only
+        if stop.is_set():
+            return JSONResponse({"status": "draining"}, status_code=503)
         try:
             async with httpx.AsyncClient(timeout=1.0, trust_env=False) as client:
-                answer = await client.get(f"http://{host}:{settings.server.port}/healthz/ready")
+                answer = await client.get(f"http://{_reachable(*address[:2])}/healthz/ready")
         except httpx.HTTPError:
             return JSONResponse({"status": "not ready"}, status_code=503)
         return Response(answer.content, status_code=answer.status_code, media_type="application/json")
@@ -267,3 +295,10 @@ def operations(settings: Settings, metrics: Path) -> Starlette:
             Route("/healthz/ready", ready),
         ]
     )
+
+
+def _reachable(host: str, port: int) -> str:
+    """A listener's own address as one that can be called: any address stands for loopback."""
+    if ":" in host:
+        return f"[{'::1' if host == '::' else host}]:{port}"
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - compared, not bound

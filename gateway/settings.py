@@ -10,17 +10,19 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gateway.core.routing import RuleError, check_targets, parse_rules
+from gateway.core.rules import check_targets, parse_rules
 from gateway.core.types import Limit
 
 PERIODS_US = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 MAX_WINDOW_US = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\}")
 LOCAL_SOCKET_ENV = "GATEWAY_LOCAL_SOCKET"  # set by `gateway serve` for its workers, where they share one runtime
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: the exit status where starting again would not help
 METRICS_DIR_ENV = "PROMETHEUS_MULTIPROC_DIR"  # prometheus-client's own name
 
 
@@ -53,10 +55,18 @@ class OpenAISettings(_Section):
     """An OpenAI-compatible endpoint: vLLM, TensorRT-LLM, llama.cpp, a hosted API."""
 
     kind: Literal["openai"]
-    base_url: str = Field(pattern=r"^https?://", description="up to and with /v1")
+    base_url: str = Field(description="up to and with /v1")
     api_key_env: str | None = Field(default=None, description="environment variable that holds the endpoint's key")
     headers: Mapping[str, str] = Field(default_factory=dict)
     enabled: bool = True
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        url = urlsplit(value)
+        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or url.username:
+            raise ValueError("must be an http(s) URL without user, query or fragment")
+        return value
 
     def api_key(self) -> str | None:
         """The endpoint's key; None where none is configured."""
@@ -126,6 +136,13 @@ class RedisSettings(_Section):
 
     url: str = ""
     prefix: str = "gateway:"
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("must begin with redis://, rediss:// or unix://, or be empty")
+        return value
 
 
 class ServerSettings(_Section):
@@ -197,9 +214,9 @@ def load_settings(path: Path) -> Settings:
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: must be a mapping of sections")
     try:
-        return _anchored(Settings.model_validate(_expanded(document)), path.parent)
+        return _anchored(Settings.model_validate(_expanded(document, path, text)), path.parent)
     except ValidationError as error:
-        faults = (_fault(path, node, e["loc"], e["msg"]) for e in error.errors())
+        faults = (_fault(path, node, fault) for fault in error.errors())
         raise ConfigError("\n".join(dict.fromkeys(faults))) from error
 
 
@@ -220,22 +237,52 @@ def _anchored(settings: Settings, folder: Path) -> Settings:
     return settings.model_copy(update={"backends": backends, "tasks": tasks})
 
 
-def _expanded(value: Any) -> Any:
-    """`${NAME:-default}` replaced in every string, from the environment."""
+def _expanded(value: Any, path: Path, text: str) -> Any:
+    """`${NAME:-default}` replaced in every string, from the environment; a name without either is a fault."""
     if isinstance(value, Mapping):
-        return {k: _expanded(v) for k, v in value.items()}
+        return {k: _expanded(v, path, text) for k, v in value.items()}
     if isinstance(value, list):
-        return [_expanded(v) for v in value]
-    if isinstance(value, str):
-        return _VARIABLE.sub(lambda m: os.environ.get(m[1]) or m[2] or "", value)
-    return value
+        return [_expanded(v, path, text) for v in value]
+    if not isinstance(value, str):
+        return value
+
+    def replaced(found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        given = os.environ.get(name) or default
+        if given is None:
+            line = text[: text.find(found[0])].count("\n") + 1
+            raise ConfigError(f"{path}:{line}: the environment variable {name} is not set and has no default here")
+        return given
+
+    return _VARIABLE.sub(replaced, value)
 
 
-def _fault(path: Path, node: Any, loc: tuple[int | str, ...], message: str) -> str:
+_WORDS = {"extra_forbidden": "unknown field", "missing": "is required", "union_tag_not_found": "kind is required"}
+_RULE = re.compile(r"rule '([^']+)'")
+
+
+def _fault(path: Path, node: Any, fault: Any) -> str:
+    """One line: where, and what is wrong."""
+    loc: tuple[int | str, ...] = fault["loc"]
+    message = _WORDS.get(fault["type"], fault["msg"].removeprefix("Value error, "))
     line = _line(node, loc)
-    where = ".".join(str(part) for part in loc if part not in ("triton", "local", "openai") or part in loc[:2])
-    message = message.removeprefix("Value error, ")
+    if named := _RULE.match(message):
+        line = _rule_line(node, named[1]) or line
+    # Pydantic names the kind of a backend as a part of the way to it; the file does not.
+    parts = [part for i, part in enumerate(loc) if not (i == 2 and loc[0] == "backends")]  # noqa: PLR2004
+    where = ".".join(str(part) for part in parts)
     return f"{path}:{line}: {where + ': ' if where else ''}{message}"
+
+
+def _rule_line(node: Any, name: str) -> int | None:
+    """The line of the rule of this name."""
+    for key, rules in node.value:
+        if key.value == "rules" and isinstance(rules, yaml.SequenceNode):
+            for rule in rules.value:
+                named = rule.value if isinstance(rule, yaml.MappingNode) else ()
+                if any(k.value == "name" and v.value == name for k, v in named):
+                    return int(rule.start_mark.line) + 1
+    return None
 
 
 def _line(node: Any, loc: Sequence[int | str]) -> int:
@@ -255,6 +302,3 @@ def _line(node: Any, loc: Sequence[int | str]) -> int:
 def local_socket() -> str:
     """Where the workers' shared local runtime listens; empty where it lives in this process."""
     return os.environ.get(LOCAL_SOCKET_ENV, "")
-
-
-__all__ = ["ConfigError", "RuleError", "Settings", "load_settings", "local_socket"]

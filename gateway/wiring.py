@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import os
 import random
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 
 from gateway.admin.app import create_admin_app
 from gateway.api.app import create_app
@@ -22,7 +24,7 @@ from gateway.api.endpoint import Api
 from gateway.backends.openai_http import OpenAIBackend
 from gateway.backends.triton_grpc import TritonBackend
 from gateway.core.breaker import BreakerBoard
-from gateway.core.routing import Rule, RuleSet, check_targets, parse_rules
+from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
 from gateway.core.types import Caller
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
@@ -38,15 +40,22 @@ from gateway.settings import (
     TritonSettings,
     local_socket,
 )
-from gateway.stores.memory import MemoryLimiter, MemoryRules
+from gateway.stores.memory import MemoryLimiter, MemoryRuleSource
 from gateway.stores.redis_limiter import RedisLimiter
-from gateway.stores.redis_rules import RedisRules, RedisRuleStore
+from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
 from gateway.tasks import CONTRACTS
 from gateway.tasks.contract import Contract
-from gateway.telemetry.logs import AccessLog
+from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
+
+_log = logging.getLogger(__name__)
+
+
+def check(settings: Settings) -> None:
+    """All that can be known without the network and that settings alone do not know. Raises `ConfigError`."""
+    _tasks(settings)
 
 
 def monotonic_us() -> int:
@@ -55,15 +64,16 @@ def monotonic_us() -> int:
 
 
 @contextlib.asynccontextmanager
-async def data_plane(settings: Settings, registry: CollectorRegistry) -> AsyncGenerator[FastAPI, None]:
-    """One worker of the data plane, ready to serve: models loaded, rules read, every target probed once.
+async def data_plane(
+    settings: Settings, registry: CollectorRegistry, *, is_draining: Callable[[], bool]
+) -> AsyncGenerator[FastAPI, None]:
+    """One worker of the data plane, ready to serve: models loaded, rules read, every place probed once.
 
     Raises `ConfigError` for a configuration that cannot be served.
     """
     tasks = _tasks(settings)
     metrics, board = Metrics(registry), BreakerBoard()
     observers: list[Observer] = [metrics, *([AccessLog()] if settings.telemetry.access_log else [])]
-    is_ready = False
     async with AsyncExitStack() as stack:
         backends = await _backends(settings, stack)
         limiter, rules = await _stores(settings, stack)
@@ -85,11 +95,9 @@ async def data_plane(settings: Settings, registry: CollectorRegistry) -> AsyncGe
             keys=KeyRing(_callers(settings)),
             models=_models(settings),
             body=BodyLimits(max_bytes=settings.server.max_body_bytes, timeout_s=settings.server.body_timeout_s),
-            is_ready=lambda: is_ready,
+            is_ready=lambda: not is_draining(),
         )
-        is_ready = True
         yield create_app(api)
-        is_ready = False
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +107,7 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
         raise ConfigError("redis.url: the control plane needs the Redis that the workers share")
     if not settings.server.admin_token():
         raise ConfigError(f"set the admin token in the environment variable {settings.server.admin_token_env}")
-    client = connect(settings.redis.url)
+    client = _redis(settings)
     try:
         yield create_admin_app(
             RedisRuleStore(client, settings.redis.prefix),
@@ -150,51 +158,39 @@ async def _backends(settings: Settings, stack: AsyncExitStack) -> Mapping[str, B
     backends: dict[str, Backend] = {}
     for name, backend in settings.backends.items():
         if backend.enabled:
-            backends[name] = await KINDS[backend.kind](name, backend)
+            try:
+                backends[name] = await _backend(name, backend)
+            except ValueError as error:
+                raise ConfigError(f"backends.{name}: {error}") from error
             stack.push_async_callback(backends[name].close)
     return backends
 
 
-async def _triton(name: str, settings: BackendSettings) -> Backend:
-    if not isinstance(settings, TritonSettings):
-        raise TypeError(name)
-    return TritonBackend(name, settings.url)
+async def _backend(name: str, settings: BackendSettings) -> Backend:
+    """A new kind of backend is a case here. Raises ValueError for what cannot be served."""
+    match settings:
+        case TritonSettings():
+            return TritonBackend(name, settings.url)
+        case OpenAISettings():
+            return OpenAIBackend(name, settings.base_url, api_key=settings.api_key(), headers=settings.headers)
+        case LocalSettings():
+            if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
+                return TritonBackend(name, shared)
+            # Imported here: it brings torch, which a gateway without a local backend must not pay for at start.
+            from gateway.backends.local import LocalBackend  # noqa: PLC0415
 
-
-async def _local(name: str, settings: BackendSettings) -> Backend:
-    """The runtime in this process, or the one that all workers share, over its socket by Triton's protocol."""
-    if not isinstance(settings, LocalSettings):
-        raise TypeError(name)
-    if shared := local_socket():
-        return TritonBackend(name, shared)
-    # Imported here: it brings torch, which a gateway without a local backend must not pay for at start.
-    from gateway.backends.local import LocalBackend  # noqa: PLC0415
-
-    return await LocalBackend.open(name, settings.repository, models=settings.models)
-
-
-async def _openai(name: str, settings: BackendSettings) -> Backend:
-    if not isinstance(settings, OpenAISettings):
-        raise TypeError(name)
-    return OpenAIBackend(name, settings.base_url, api_key=settings.api_key(), headers=dict(settings.headers))
-
-
-KINDS: Mapping[str, Callable[[str, BackendSettings], Any]] = {
-    "triton": _triton,
-    "local": _local,
-    "openai": _openai,
-}
-"""Every backend kind by its name in the configuration: a new one is a row here."""
+            return await LocalBackend.open(name, settings.repository, models=settings.models)
 
 
 async def _stores(settings: Settings, stack: AsyncExitStack) -> tuple[Limiter, RuleSource]:
     seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
     local = MemoryLimiter(monotonic_us)
     if not settings.redis.url:
-        return local, MemoryRules(seed)
-    client = connect(settings.redis.url)
+        return local, MemoryRuleSource(seed)
+    client = _redis(settings)
     stack.push_async_callback(client.aclose)
-    rules = RedisRules(client, settings.redis.prefix, seed, _check(settings), f"{socket.gethostname()}-{os.getpid()}")
+    worker_id = f"{socket.gethostname()}-{os.getpid()}"
+    rules = RedisRuleSource(client, settings.redis.prefix, seed, _check(settings), worker_id)
     stack.push_async_callback(rules.close)
     await rules.start()
     limiter = RedisLimiter(client, settings.redis.prefix, local)
@@ -202,12 +198,26 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> tuple[Limiter, R
     return limiter, rules
 
 
+def _redis(settings: Settings) -> Redis:
+    try:
+        return connect(settings.redis.url)
+    except ValueError as error:
+        raise ConfigError(f"redis.url: {error}") from error
+
+
 def _check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
     return functools.partial(check_targets, backends=tuple(settings.backends), tasks=tuple(settings.tasks))
 
 
 def _callers(settings: Settings) -> Mapping[str, Caller]:
-    return {digest: _caller(key, settings) for key in settings.keys if (digest := key.digest()) is not None}
+    callers = {}
+    for key in settings.keys:
+        digest = key.digest()
+        if digest is None:
+            _log.warning("key lets nobody in: its variable is not set", extra={"key": key.id, "variable": key.key_env})
+        else:
+            callers[digest] = _caller(key, settings)
+    return callers
 
 
 def _caller(key: KeySettings, settings: Settings) -> Caller:
@@ -225,3 +235,6 @@ def _models(settings: Settings) -> Mapping[str, str]:
     names = {name: name for name in settings.tasks}
     names.update({alias: name for name, task in settings.tasks.items() for alias in task.aliases})
     return names
+
+
+__all__ = ["configure_logging", "control_plane", "data_plane"]

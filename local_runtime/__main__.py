@@ -20,6 +20,9 @@ _EXAMPLES = """examples:
 """
 
 
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting again would not help
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
@@ -28,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return asyncio.run(_serve(options))
     except (ModelLoadError, OSError) as error:
         _say(f"local_runtime: {error}")
-        return 1
+        return EXIT_CONFIG
 
 
 def _parser() -> argparse.ArgumentParser:

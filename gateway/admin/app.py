@@ -21,17 +21,10 @@ from gateway.admin.models import (
     RulesValid,
     Workers,
 )
-from gateway.admin.ports import RuleStore
-from gateway.admin.problems import RevisionRequired, UnknownRule, install_problems
-from gateway.core.errors import MalformedRequest
-from gateway.core.routing import (
-    Rule,
-    RuleSet,
-    StaleRevision,
-    check_targets,
-    parse_rules,
-    rules_document,
-)
+from gateway.admin.problems import install_problems
+from gateway.core.errors import MalformedRequest, RevisionRequired, StaleRevision, UnknownRule
+from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules, rules_document, unrouted
+from gateway.ports import RuleStore
 
 PREFIX = "/admin/v1"
 ATTEMPTS = 5  # of a PATCH that names no revision, against other writers
@@ -57,14 +50,17 @@ def create_admin_app(
     )
     app.add_middleware(Door, token=admin_token)
     install_problems(app)
-    app.include_router(_rules(rule_store, check), prefix=PREFIX)
+    app.include_router(_rules(rule_store, check, known_tasks), prefix=PREFIX)
     app.include_router(_workers(rule_store), prefix=PREFIX)
     app.include_router(_health(rule_store))
     return app
 
 
-def _rules(store: RuleStore, check: Check) -> APIRouter:
+def _rules(store: RuleStore, check: Check, tasks: Collection[str]) -> APIRouter:
     router = APIRouter(tags=["rules"])
+
+    def warnings(rules: Sequence[Rule]) -> list[str]:
+        return [f"no enabled rule takes the task '{task}': its requests are refused" for task in unrouted(rules, tasks)]
 
     @router.get("/rules")
     async def get_rules(response: Response) -> RulesOut:
@@ -76,30 +72,35 @@ def _rules(store: RuleStore, check: Check) -> APIRouter:
     @router.put("/rules")
     async def put_rules(body: RulesIn, response: Response, if_match: IfMatch = None) -> RulesApplied:
         """Replace the whole set; `If-Match` says which revision it replaces."""
-        expected = _revision(if_match)
+        expected = body.revision if if_match is None else _revision(if_match)
         if expected is None:
             raise RevisionRequired("send If-Match with the revision that the rules were made from")
         rules = _parsed(body.rules, check)
         revision = await store.put(rules, expected_revision=expected)
         _set_etag(response, revision)
-        saved = _document(RuleSet(revision=revision, rules=rules))
+        saved = _document(RuleSet(revision=revision, rules=rules)) | {"warnings": warnings(rules)}
         return RulesApplied.model_validate({**saved, "applied": asdict(await store.applied(revision))})
 
     @router.post("/rules/validate")
     async def validate_rules(body: RulesIn) -> RulesValid:
         """Say whether a set would be taken, without taking it."""
         rules = _parsed(body.rules, check)
-        return RulesValid.model_validate({"valid": True, "rules": rules_document(rules)})
+        return RulesValid.model_validate({"valid": True, "rules": rules_document(rules), "warnings": warnings(rules)})
 
     @router.patch("/rules/{name:path}")
     async def patch_rule(name: str, body: RuleChange, response: Response, if_match: IfMatch = None) -> RuleApplied:
         """Switch one rule on or off. Without `If-Match` it is done on whatever set is the newest."""
         expected = _revision(if_match)
-        rule, revision = await _switch(store, check, name, enabled=body.enabled, expected=expected)
-        _set_etag(response, revision)
-        document = rules_document([rule])[0]
-        applied = asdict(await store.applied(revision))
-        return RuleApplied.model_validate({"revision": revision, "rule": document, "applied": applied})
+        changed = await _switch(store, check, name, enabled=body.enabled, expected=expected)
+        _set_etag(response, changed.revision)
+        rule = next(rule for rule in changed.rules if rule.name == name)
+        answer = {
+            "revision": changed.revision,
+            "rule": rules_document([rule])[0],
+            "applied": asdict(await store.applied(changed.revision)),
+            "warnings": warnings(changed.rules),
+        }
+        return RuleApplied.model_validate(answer)
 
     return router
 
@@ -132,10 +133,8 @@ def _health(store: RuleStore) -> APIRouter:
     return router
 
 
-async def _switch(
-    store: RuleStore, check: Check, name: str, *, enabled: bool, expected: int | None
-) -> tuple[Rule, int]:
-    """Change one rule; returns it and the new revision. Without `expected` it tries again after a conflict."""
+async def _switch(store: RuleStore, check: Check, name: str, *, enabled: bool, expected: int | None) -> RuleSet:
+    """Change one rule; returns the new set. Without `expected` it tries again after a conflict."""
     for _ in range(ATTEMPTS - 1):
         try:
             return await _switch_once(store, check, name, enabled=enabled, expected=expected)
@@ -145,18 +144,16 @@ async def _switch(
     return await _switch_once(store, check, name, enabled=enabled, expected=expected)
 
 
-async def _switch_once(
-    store: RuleStore, check: Check, name: str, *, enabled: bool, expected: int | None
-) -> tuple[Rule, int]:
+async def _switch_once(store: RuleStore, check: Check, name: str, *, enabled: bool, expected: int | None) -> RuleSet:
     current = await store.get()
     if expected is not None and expected != current.revision:
         raise StaleRevision(expected=expected, current=current.revision)
-    changed = next((replace(r, enabled=enabled) for r in current.rules if r.name == name), None)
-    if changed is None:
-        raise UnknownRule(f"no rule is named '{name}'")
-    rules = tuple(changed if r.name == name else r for r in current.rules)
+    if all(rule.name != name for rule in current.rules):
+        known = ", ".join(rule.name for rule in current.rules) or "none"
+        raise UnknownRule(f"no rule is named '{name}'; there are: {known}"[:500])
+    rules = tuple(replace(rule, enabled=enabled) if rule.name == name else rule for rule in current.rules)
     check(rules)
-    return changed, await store.put(rules, expected_revision=current.revision)
+    return RuleSet(revision=await store.put(rules, expected_revision=current.revision), rules=rules)
 
 
 def _revision(if_match: str | None) -> int | None:

@@ -20,7 +20,7 @@ class Door:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._token = token.encode()
+        self._token = token.encode()  # what a client sends as UTF-8 comes to us as Latin-1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -39,7 +39,7 @@ class Door:
     def _identify(self, headers: Headers) -> None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         # The comparison takes the same time wherever the first difference is.
-        same = hmac.compare_digest(token.strip().encode(), self._token)
+        same = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
         if scheme.lower() != "bearer" or not self._token or not same:
             raise Unauthorized("missing or unknown admin token")
 

@@ -1,4 +1,4 @@
-"""Bodies of the admin API. Rules come in as plain JSON: `core.routing.parse_rules` names the faults."""
+"""Bodies of the admin API. Rules come in as plain JSON: `core.rules.parse_rules` names the faults."""
 
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ class RulesIn(_Body):
     """A whole set of rules."""
 
     rules: list[Any] = Field(description="the rules in order of precedence; each as in the answer")
+    revision: int | None = Field(None, description="the revision that they were made from, instead of If-Match")
 
 
 class RuleChange(_Body):
@@ -68,6 +69,7 @@ class RulesApplied(RulesOut):
     """The rules after a change."""
 
     applied: AppliedOut
+    warnings: list[str]
 
 
 class RuleApplied(_Body):
@@ -76,6 +78,7 @@ class RuleApplied(_Body):
     revision: int
     rule: RuleOut
     applied: AppliedOut
+    warnings: list[str]
 
 
 class RulesValid(_Body):
@@ -83,6 +86,7 @@ class RulesValid(_Body):
 
     valid: Literal[True]
     rules: list[RuleOut]
+    warnings: list[str]
 
 
 class WorkerOut(_Body):

@@ -2,9 +2,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,63 +14,24 @@ from gateway.core.errors import (
     GatewayError,
     InternalError,
     InvalidInput,
+    InvalidRules,
     MalformedRequest,
     MethodNotAllowed,
     NotFound,
+    error_headers,
+    problem_document,
 )
-from gateway.core.routing import RuleError, RulesUnavailable, StaleRevision
+from gateway.core.rules import RuleError
 
-MEDIA_TYPE = "application/problem+json"
 _log = logging.getLogger(__name__)
 
 
-class InvalidRules(GatewayError):
-    """A rule set that cannot be taken; `detail` names the rule and the field."""
-
-    code, status, title = "invalid_rules", 422, "Rules cannot be taken"
-
-
-class UnknownRule(GatewayError):
-    """No rule of that name."""
-
-    code, status, title = "unknown_rule", 404, "Unknown rule"
-
-
-class RevisionRequired(GatewayError):
-    """A replacement that does not say which revision it was made from."""
-
-    code, status, title = "revision_required", 428, "Revision required"
-
-
-class RevisionStale(GatewayError):
-    """A change made from a revision that is no longer the newest."""
-
-    code, status, title = "revision_stale", 412, "Revision is stale"
-
-
-class StoreUnavailable(GatewayError):
-    """The shared store cannot be reached, or holds what cannot be read."""
-
-    code, status, title = "store_unavailable", 503, "Store unavailable"
-
-
-def problem(error: GatewayError, errors: Sequence[dict[str, str]] = ()) -> Response:
-    """One error as a response; `errors` lists the faults of a body, each with its JSON pointer."""
-    body: dict[str, Any] = {
-        "type": "about:blank",
-        "title": error.title,
-        "status": error.status,
-        "detail": error.detail,
-        "code": error.code,
-    }
-    if errors:
-        body["errors"] = list(errors)
-    headers = {}
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        headers["www-authenticate"] = "Bearer"
-    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers["retry-after"] = "1"
-    return Response(json.dumps(body), status_code=error.status, headers=headers, media_type=MEDIA_TYPE)
+def problem(error: GatewayError, faults: Sequence[Mapping[str, str]] = ()) -> Response:
+    """One error as a response; `faults` lists the faults of a body, each with its JSON pointer."""
+    document = json.dumps(problem_document(error, faults))
+    return Response(
+        document, status_code=error.status, headers=error_headers(error), media_type="application/problem+json"
+    )
 
 
 def install_problems(app: FastAPI) -> None:
@@ -83,15 +43,7 @@ def install_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RuleError)
     async def _rule_error(_: Request, error: RuleError) -> Response:
-        return problem(InvalidRules(str(error)), [{"detail": str(error), "pointer": "#/rules"}])
-
-    @app.exception_handler(StaleRevision)
-    async def _stale(_: Request, error: StaleRevision) -> Response:
-        return problem(RevisionStale(str(error)))
-
-    @app.exception_handler(RulesUnavailable)
-    async def _unavailable(_: Request, error: RulesUnavailable) -> Response:
-        return problem(StoreUnavailable(str(error)))
+        return problem(InvalidRules(str(error), field="rules"))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:

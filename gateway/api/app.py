@@ -1,7 +1,5 @@
 """The data plane's path table."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,17 +27,14 @@ PATHS: tuple[tuple[str, str, Handler, ErrorForm], ...] = (
 )
 _OPENAI_PREFIXES = ("/v1/chat", "/v1/embeddings", "/v1/models", "/v1/completions", "/v1/responses")
 
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
-
-def create_app(api: Api, lifespan: Lifespan | None = None) -> FastAPI:
+def create_app(api: Api) -> FastAPI:
     """The data plane as an ASGI application. No interactive docs page: those load scripts from elsewhere."""
     app = FastAPI(
         title="Hybrid inference gateway",
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        lifespan=lifespan,
         openapi_url="/openapi.json",
     )
     for method, path, handler, form in PATHS:
@@ -51,7 +46,7 @@ def create_app(api: Api, lifespan: Lifespan | None = None) -> FastAPI:
     async def ready(_: Request) -> Response:
         if api.is_ready():
             return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready"}, status_code=503)
+        return JSONResponse({"status": "draining"}, status_code=503)
 
     app.router.routes.append(Route("/healthz/live", live))
     app.router.routes.append(Route("/healthz/ready", ready))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
@@ -55,19 +56,20 @@ async def read_body(headers: Headers, receive: Receive, limits: BodyLimits) -> b
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def drain(headers: Headers, receive: Receive, limits: BodyLimits) -> None:
-    """Throw away a body that was refused, within bounds, so that the answer arrives whole."""
+async def drain(headers: Headers, receive: Receive, limits: BodyLimits) -> bool:
+    """Throw away a body that was refused, within bounds, so that the answer arrives; whether it came to its end."""
     if "100-continue" in headers.get("expect", "").lower():
-        return  # the caller waits for our word before it sends; the refusal is that word
+        return False  # the caller waits for our word before it sends; the refusal is that word
     left = limits.max_bytes * DRAIN_FACTOR
     try:
         async with asyncio.timeout(DRAIN_S):
             async for chunk in _chunks(receive):
                 left -= len(chunk)
                 if left < 0:
-                    return
+                    return False
     except (TimeoutError, GatewayError):
-        return
+        return False
+    return True
 
 
 async def _chunks(receive: Receive) -> AsyncGenerator[bytes, None]:
@@ -112,8 +114,12 @@ async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
     async def whole() -> AsyncGenerator[bytes, None]:
         yield body
 
+    # The boundary alone: a `charset` of the caller's choosing could make text that is no text.
+    _, options = parse_options_header(headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    plain = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
     parser = MultiPartParser(
-        headers, whole(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=len(body)
+        plain, whole(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=len(body)
     )
     try:
         parsed = await parser.parse()
@@ -124,7 +130,14 @@ async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
         for name, value in parsed.multi_items():
             if name in fields:
                 raise InvalidInput("is given twice", field=f"input.{name}"[:160])
-            fields[name] = await value.read() if isinstance(value, UploadFile) else value
+            fields[name] = await value.read() if isinstance(value, UploadFile) else _utf8(value, body)
     finally:
         await parsed.close()
     return fields
+
+
+def _utf8(value: str, body: bytes) -> str:
+    """A form field as it came. The parser reads what is not UTF-8 as Latin-1, which is another text."""
+    if value.encode() not in body:
+        raise MalformedRequest("text fields must be UTF-8", field="body")
+    return value

@@ -5,10 +5,11 @@ becomes one of the closed list in the path's own form.
 """
 
 import asyncio
+import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -19,9 +20,11 @@ from gateway.api.auth import KeyRing, authorize
 from gateway.api.body import BodyLimits, drain, read_body
 from gateway.api.errors import ErrorForm
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, MalformedRequest, UnknownTask
-from gateway.core.types import Caller, InferenceRequest, RequestRecord
+from gateway.core.record import RequestRecord
+from gateway.core.types import Caller, InferenceRequest
 from gateway.pipeline import Pipeline, Task
 
+_log = logging.getLogger(__name__)
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
 
 
@@ -53,13 +56,17 @@ class Visit:
     received_us: int
     caller: Caller
     body: bytes = b""
-    task: str = ""
-    walked: bool = field(default=False)
+    task: Task | None = None
+    walked: bool = False
+
+    def enter(self, task: Task) -> Task:
+        """The visit is for `task`. Raises `Forbidden` where the key is not, before any work is done for it."""
+        self.task = task
+        authorize(self.caller, task.name)
+        return task
 
     def inference(self, task: Task, parsed: Any, *, stream: bool = False) -> InferenceRequest:
-        """This visit as the pipeline takes it. Raises `Forbidden`, and `MalformedRequest` for bad headers."""
-        self.task = task.name
-        authorize(self.caller, task.name)
+        """This visit as the pipeline takes it. Raises `MalformedRequest` for bad headers."""
         request = InferenceRequest(
             id=self.id,
             task=task.name,
@@ -99,8 +106,10 @@ class Endpoint:
             if request.method == "POST":
                 visit.body = await read_body(request.headers, receive, self._api.body)
         except GatewayError as error:
-            await drain(request.headers, receive, self._api.body)
-            await self._refuse(visit, error)(scope, receive, send)
+            response = self._refuse(visit, error)
+            if not await drain(request.headers, receive, self._api.body):
+                response.headers["connection"] = "close"  # or the rest would be read for ever
+            await response(scope, receive, send)
             return
         try:
             await unless_gone(receive, self._serve(visit, scope, receive, send))
@@ -113,6 +122,7 @@ class Endpoint:
         except GatewayError as error:
             response = self._refuse(visit, error)
         except Exception as unforeseen:  # noqa: BLE001 - the request boundary: never a stack trace to a caller
+            _log.exception("handler failed", extra={"request_id": visit.id})
             fault = InternalError("the gateway failed on this request")
             fault.__cause__ = unforeseen
             response = self._refuse(visit, fault)
@@ -120,20 +130,18 @@ class Endpoint:
         await response(scope, receive, send)
 
     def _refuse(self, visit: Visit, error: GatewayError) -> Response:
+        """The error in this path's form; its record too, unless the pipeline has written one."""
+        pipeline = self._api.pipeline
         if not visit.walked:
-            api = self._api
-            api.pipeline.observer.refused(
-                RequestRecord(
-                    id=visit.id,
-                    task=visit.task,
-                    tenant=visit.caller.tenant,
-                    key_id=visit.caller.key_id,
-                    code=error.code,
-                    status=error.status,
-                    total_us=api.pipeline.clock() - visit.received_us,
-                ),
-                error,
+            record = RequestRecord(
+                id=visit.id,
+                task=visit.task.name if visit.task else "",
+                tenant=visit.caller.tenant,
+                key_id=visit.caller.key_id,
+                total_us=pipeline.clock() - visit.received_us,
+                error=error,
             )
+            pipeline.observer.refused(record)
         response = self._form(error)
         response.headers["x-request-id"] = visit.id
         return response

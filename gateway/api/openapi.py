@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway import __version__
-from gateway.core.errors import CLOSED_LIST
+from gateway.core.errors import DATA_PLANE
 from gateway.pipeline import Task
 from gateway.tasks.chat import Chat
 
@@ -176,10 +176,10 @@ def _errors(*, is_openai: bool, only: tuple[int, ...] | None = None) -> dict[str
         if is_openai
         else {"application/problem+json": {"schema": _ref("Problem")}}
     )
-    statuses = sorted({e.status for e in CLOSED_LIST if e.status not in (405, 499)})
+    statuses = sorted({e.status for e in DATA_PLANE if e.status not in (405, 499)})
     return {
         str(status): {
-            "description": ", ".join(e.code for e in CLOSED_LIST if e.status == status),
+            "description": ", ".join(e.code for e in DATA_PLANE if e.status == status),
             "content": form,
         }
         for status in statuses
@@ -223,7 +223,7 @@ def _schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
                 "title": {"type": "string"},
                 "status": {"type": "integer"},
                 "detail": {"type": "string"},
-                "code": {"enum": [e.code for e in CLOSED_LIST]},
+                "code": {"enum": [e.code for e in DATA_PLANE]},
                 "errors": {"type": "array", "items": {"type": "object"}},
             },
             "required": ["type", "title", "status", "detail", "code"],

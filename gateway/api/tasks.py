@@ -1,34 +1,30 @@
 """The task API: `POST /v1/infer`, `POST /v1/tasks/{task}`, `GET /v1/tasks[/{task}]`."""
 
 from collections.abc import Mapping
-from contextlib import aclosing
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
+from gateway.api.answers import json_answer, unary
 from gateway.api.body import form, json_object, media_type
 from gateway.api.endpoint import Visit
-from gateway.api.headers import limit_headers, route_headers
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
-from gateway.core.routing import Target
-from gateway.core.types import Answer, Finished, InferenceRequest, Message, Route, Started, Timing, Usage
+from gateway.core.rules import Target
+from gateway.core.types import Message, Route, Timing, Usage
 from gateway.pipeline import Pipeline, Task
-
-NUMPY = orjson.OPT_SERIALIZE_NUMPY  # embeddings stay arrays until they are written
 
 
 async def infer(visit: Visit) -> Response:
     """`{"task", "input", "parameters"?}` -> the task's answer."""
     document = json_object(visit.request.headers, visit.body)
     _only(document, ("task", "input", "parameters"))
-    task = visit.api.task(document.get("task"))
+    task = visit.enter(visit.api.task(document.get("task")))
     return await _answer(visit, task, document.get("input"), document.get("parameters", {}))
 
 
 async def infer_task(visit: Visit) -> Response:
     """The same for one task; also as `multipart/form-data` and raw `image/*`."""
-    task = visit.api.task(visit.request.path_params["task"])
+    task = visit.enter(visit.api.task(visit.request.path_params["task"]))
     kind = media_type(visit.request.headers)
     if kind == "multipart/form-data":
         fields = await form(visit.request.headers, visit.body)
@@ -49,23 +45,23 @@ async def list_tasks(visit: Visit) -> Response:
     """Every task that this key may use: its schemas and where its requests go now."""
     allowed = visit.caller.tasks
     tasks = [t for t in visit.api.pipeline.tasks.values() if allowed is None or t.name in allowed]
-    return _json({"items": [_described(visit.api.pipeline, t) for t in tasks]})
+    return json_answer({"items": [_described(visit, task) for task in tasks]})
 
 
 async def get_task(visit: Visit) -> Response:
     """One task, as in the list."""
-    return _json(_described(visit.api.pipeline, visit.api.task(visit.request.path_params["task"])))
+    task = visit.enter(visit.api.task(visit.request.path_params["task"]))
+    return json_answer(_described(visit, task))
 
 
 async def _answer(visit: Visit, task: Task, given: object, parameters: object) -> Response:
-    visit.task = task.name
     if not isinstance(parameters, Mapping):
         raise InvalidInput("must be an object", field="parameters")
     request = visit.inference(task, task.contract.parse(given, parameters))
     started, answer, finished = await unary(visit.api.pipeline, request)
     if isinstance(answer, Message):
         raise InternalError("a task answer was expected")
-    return _json(
+    return json_answer(
         {
             "id": request.id,
             "task": task.name,
@@ -74,27 +70,8 @@ async def _answer(visit: Visit, task: Task, given: object, parameters: object) -
             "usage": _usage(answer.usage),
             "timing": _timing(finished.timing),
         },
-        headers={**limit_headers(started.verdict), **route_headers(started.route)},
+        started,
     )
-
-
-async def unary(pipeline: Pipeline, request: InferenceRequest) -> tuple[Started, Answer | Message, Finished]:
-    """The events of an answer that comes whole."""
-    started: Started | None = None
-    answer: Answer | Message | None = None
-    finished: Finished | None = None
-    async with aclosing(pipeline.handle(request)) as events:
-        async for event in events:
-            match event:
-                case Started():
-                    started = event
-                case Answer() | Message():
-                    answer = event
-                case Finished():
-                    finished = event
-    if started is None or answer is None or finished is None:
-        raise InternalError("the answer came without its parts")
-    return started, answer, finished
 
 
 def _typed(task: Task, fields: Mapping[str, str | bytes]) -> dict[str, object]:
@@ -114,28 +91,27 @@ def _only(document: Mapping[str, Any], known: tuple[str, ...]) -> None:
             raise MalformedRequest(f"unknown field; this path takes {', '.join(known)}", field=name[:80])
 
 
-def _described(pipeline: Pipeline, task: Task) -> dict[str, Any]:
-    routes = [
-        {
-            "rule": rule.name,
-            "split": [_target(pipeline, t) for t in rule.split],
-            "fallback": [_target(pipeline, t) for t in rule.fallback],
-        }
-        for rule in pipeline.rules.current().rules
-        if rule.enabled and rule.match.task in ("*", task.name)
-    ]
+def _described(visit: Visit, task: Task) -> dict[str, Any]:
+    pipeline = visit.api.pipeline
+    rule = pipeline.rules.current().rule_for(task=task.name, tenant=visit.caller.tenant)
     return {
         "task": task.name,
         "contract": task.contract.name,
         "input_schema": task.contract.input_schema,
         "output_schema": task.contract.output_schema,
         "timeout_ms": task.timeout_us // 1000,
-        "routes": routes,
+        "route": None
+        if rule is None
+        else {
+            "rule": rule.name,
+            "split": [_target(pipeline, target) for target in rule.split],
+            "fallback": [_target(pipeline, target) for target in rule.fallback],
+        },
     }
 
 
 def _target(pipeline: Pipeline, target: Target) -> dict[str, Any]:
-    reason = pipeline.why_not(target)
+    reason = pipeline.why_not(target.place)
     return {
         "backend": target.backend,
         "model": target.model,
@@ -168,7 +144,3 @@ def _timing(timing: Timing) -> dict[str, float | None]:
         "queue_ms": None if timing.queue_us is None else timing.queue_us / 1000,
         "backend_ms": timing.backend_us / 1000,
     }
-
-
-def _json(document: object, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(document, option=NUMPY), media_type="application/json", headers=dict(headers or {}))

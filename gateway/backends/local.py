@@ -4,12 +4,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from gateway.backends.statistics import ModelStatistics, batch_sizes
 from gateway.backends.triton_faults import fault_of, wrong_names
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.tensors import Array, from_numpy, to_numpy
 from gateway.core.types import BackendCall, BackendEvent, Tensor, TensorPayload, Tensors
-from local_runtime.errors import ErrorCode, InferenceError
+from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest
 from local_runtime.runtime import LocalRuntime
 
@@ -34,8 +33,14 @@ class LocalBackend:
 
     @classmethod
     async def open(cls, name: str, repository: Path, *, models: Sequence[str] | None = None) -> Self:
-        """Load the models of a repository, or the named ones, and return when all loads have ended."""
-        return cls(name, await LocalRuntime.open(repository, models=models))
+        """Load the models of a repository, or the named ones, and return when all loads have ended.
+
+        Raises ValueError where there is no such repository. A model that cannot be loaded is simply not ready.
+        """
+        try:
+            return cls(name, await LocalRuntime.open(repository, models=models))
+        except ModelLoadError as error:
+            raise ValueError(str(error)) from error
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
         """Exactly one `Tensors`, with its queue time and batch size."""
@@ -61,25 +66,9 @@ class LocalBackend:
         if not self._runtime.is_ready(model, version):
             raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{model}' is not ready"))
 
-    async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
-        """Counters of `model`, or of all models."""
-        return tuple(
-            ModelStatistics(
-                model=stats.name,
-                version=stats.version,
-                inference_count=stats.inference_count,
-                execution_count=stats.execution_count,
-                queue_us=stats.queue_us,
-                compute_us=stats.compute_us,
-                batch_sizes=stats.batch_sizes,
-            )
-            for stats in self._runtime.statistics()
-            if model in ("", stats.name)
-        )
-
     async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
         """Executions so far by model and batch size in rows."""
-        return batch_sizes(await self.statistics())
+        return {stats.name: stats.batch_sizes for stats in self._runtime.statistics()}
 
     async def close(self) -> None:
         """Finish accepted work within the runtime's grace time, then stop it."""
@@ -111,5 +100,4 @@ def _tensors(answer: InferAnswer, wanted: tuple[str, ...]) -> Tensors:
         outputs=outputs,
         version=answer.version,
         queue_us=answer.queue_us,
-        batch_size=answer.batch_size,
     )

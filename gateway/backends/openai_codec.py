@@ -13,7 +13,7 @@ import orjson
 from gateway.backends.openai_faults import error_in, fault_in_answer
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.sse import SseParser, SseTooLarge
-from gateway.core.types import ChatPayload, Delta, Message, Usage
+from gateway.core.types import ChatPayload, Delta, Message, Metered, Usage
 
 DONE: Final = b"[DONE]"
 
@@ -69,10 +69,10 @@ def usage_of(parsed: Mapping[str, Any]) -> Usage | None:
 
 
 class ChatStream:
-    """Reads of a chat stream in, `Delta`s out.
+    """Reads of a chat stream in, `Delta`s and `Metered` usage out.
 
-    A chunk that exists only because we asked for usage comes as a `Delta` with empty `data`: it carries its usage to
-    the meter and is not to be sent. Where several events carry usage, the last one counts (they are running totals).
+    A chunk that exists only because we asked for usage comes as `Metered` alone and is not passed on. Where several
+    events carry usage, the last one counts (they are running totals).
     `Delta.data` never holds a line break: one that came as several `data` lines is joined by spaces, which JSON allows
     wherever a raw line break may stand.
     """
@@ -82,7 +82,7 @@ class ChatStream:
         self._drop_usage = drop_usage
         self.is_done = False
 
-    def feed(self, read: bytes) -> Iterator[Delta]:
+    def feed(self, read: bytes) -> Iterator[Delta | Metered]:
         """The events completed by this read; none after `[DONE]`. To be used up before the next read is fed.
 
         Raises `BackendError` at an error event and at an event that is not JSON.
@@ -97,7 +97,7 @@ class ChatStream:
                 self.is_done = True
                 return
             if payload:
-                yield self._delta(payload)
+                yield from self._events(payload)
         if fault is not None:
             raise _broken(str(fault)) from fault
 
@@ -107,22 +107,24 @@ class ChatStream:
             place = "between two events" if self._parser.at_boundary else "inside an event"
             raise _broken(f"the stream ended {place}, without [DONE]")
 
-    def _delta(self, payload: bytes) -> Delta:
+    def _events(self, payload: bytes) -> Iterator[Delta | Metered]:
         if b"\n" in payload:
             _object(payload)  # a break inside a string is no JSON: it must not become a space there
             payload = payload.replace(b"\n", b" ")
         is_plain = payload[:1] == b"{" and payload[-1:] == b"}"
         # `error` also as a value: {"object": "error"}. Everything else needs no reading.
         if is_plain and b'"usage"' not in payload and b'"error"' not in payload:
-            return Delta(data=payload)
+            yield Delta(data=payload)
+            return
         parsed = _object(payload)
         error = error_in(parsed)
         if error is not None:
             raise BackendError(fault_in_answer(error))
         usage = usage_of(parsed)
-        if usage is not None and self._drop_usage and not parsed.get("choices"):
-            return Delta(data=b"", usage=usage)
-        return Delta(data=payload, usage=usage)
+        if usage is None or not self._drop_usage or parsed.get("choices"):
+            yield Delta(data=payload)
+        if usage is not None:
+            yield Metered(usage=usage)
 
 
 def _object(body: bytes) -> dict[str, Any]:

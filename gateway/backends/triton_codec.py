@@ -1,11 +1,10 @@
 """Core values to and from Triton's protobuf messages. Pure: no channel, no clock."""
 
-from collections.abc import Sequence
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends.statistics import ModelStatistics
 from gateway.backends.triton_faults import wrong_names
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.tensors import check
@@ -49,20 +48,13 @@ def decode(response: pb.ModelInferResponse, wanted: Sequence[str]) -> Tensors:
     return Tensors(outputs=picked, version=response.model_version)
 
 
-def statistics(response: pb.ModelStatisticsResponse) -> tuple[ModelStatistics, ...]:
-    """The counters of each version."""
-    return tuple(
-        ModelStatistics(
-            model=stats.name,
-            version=stats.version,
-            inference_count=stats.inference_count,
-            execution_count=stats.execution_count,
-            queue_us=stats.inference_stats.queue.ns // 1000,
-            compute_us=sum(batch.compute_infer.ns for batch in stats.batch_stats) // 1000,
-            batch_sizes=MappingProxyType({batch.batch_size: batch.compute_infer.count for batch in stats.batch_stats}),
-        )
-        for stats in response.model_stats
-    )
+def batch_sizes(response: pb.ModelStatisticsResponse) -> Mapping[str, Mapping[int, int]]:
+    """Executions by model and batch size in rows, all versions together."""
+    counts: dict[str, Counter[int]] = {}
+    for stats in response.model_stats:
+        sizes = {batch.batch_size: batch.compute_infer.count for batch in stats.batch_stats}
+        counts.setdefault(stats.name, Counter()).update(sizes)
+    return counts
 
 
 def _broken(text: str) -> BackendError:

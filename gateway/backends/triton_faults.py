@@ -6,6 +6,8 @@ Decisions that the code alone does not settle:
 - `Stub process ... is not healthy` stays BROKEN: the model's process is dead until the model is loaded again, but its
   probes go on saying "ready", so only a request that succeeds may close its breaker.
 - NOT_FOUND in Triton's own words is UNKNOWN_MODEL; NOT_FOUND in a model's own words is about the input.
+- INVALID_ARGUMENT in Triton's own words about names, datatypes, shapes or batch sizes is MISFIT: the tensors are made
+  by the task's contract, so the route leads to a model that does not fit it. In a model's words it is REFUSED_INPUT.
 - A version that is no number is the route's fault, so UNKNOWN_MODEL, though its code is INVALID_ARGUMENT.
 - RESOURCE_EXHAUSTED is a message over a size limit: REFUSED_INPUT where our request was too large for the server,
   BROKEN where its answer was too large for us.
@@ -22,6 +24,19 @@ QUEUE_TIMEOUT: Final = "Request timeout expired"
 RESET_STREAM: Final = "RST_STREAM"
 BAD_VERSION: Final = "failed to get model version"
 _UNKNOWN_MODEL_TEXTS: Final = ("unknown model", "no available versions")
+
+# Triton's validation of a call against a model's configuration (core/src/infer_request.cc).
+_MISFIT_TEXTS: Final = (
+    "unexpected inference input",
+    "unexpected inference output",
+    "unexpected shape for input",
+    "inference input '",  # '...' data-type is ..., but model ... expects ...
+    "inputs but got",
+    "batch-size must be <=",
+    "batch size does not match other inputs",
+    "input byte size mismatch",
+    "missing required input(s)",
+)
 
 # By gRPC's names of codes; those not listed are BROKEN.
 KINDS: Final[Mapping[str, FaultKind]] = {
@@ -47,7 +62,10 @@ def _not_found(text: str) -> FaultKind:
 
 
 def _invalid(text: str) -> FaultKind:
-    return FaultKind.UNKNOWN_MODEL if BAD_VERSION in text else FaultKind.REFUSED_INPUT
+    if BAD_VERSION in text:
+        return FaultKind.UNKNOWN_MODEL
+    is_misfit = any(known in text for known in _MISFIT_TEXTS)
+    return FaultKind.MISFIT if is_misfit else FaultKind.REFUSED_INPUT
 
 
 def _internal(text: str) -> FaultKind:

@@ -1,8 +1,7 @@
 """Triton, or anything else that speaks the Open Inference Protocol over gRPC."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Final, TypeVar
 
 import grpc
@@ -11,7 +10,6 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from gateway.backends import triton_codec
-from gateway.backends.statistics import ModelStatistics, batch_sizes
 from gateway.backends.triton_faults import fault_of
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.types import BackendCall, BackendEvent, TensorPayload
@@ -34,7 +32,6 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", -1),  # Triton's own answers are bounded by protobuf's 2 GiB
     ("grpc.enable_http_proxy", 0),  # where a request goes is in the configuration, not in the environment
     ("grpc.enable_retries", 0),  # `core.attempts` decides about attempts
-    ("grpc.use_local_subchannel_pool", 1),  # else several channels to one address share one connection
 )
 
 
@@ -43,18 +40,14 @@ class TritonBackend:
 
     Args:
         name: as the configuration calls it.
-        url: `host:port` or `unix:/path`.
-        channels: connections to use in turn. One is enough for one event loop (measured).
+        url: `host:port` or `unix:/path`. One channel is enough for one event loop (2 and 4 were no faster).
     """
 
-    def __init__(self, name: str, url: str, *, channels: int = 1) -> None:
-        if channels < 1:
-            raise ValueError("a Triton backend needs at least one channel")
+    def __init__(self, name: str, url: str) -> None:
         self.name = name
         self.url = url
-        self._channel_count = channels
-        self._channels: list[grpc.aio.Channel] = []
-        self._stubs: Iterator[pb_grpc.GRPCInferenceServiceStub] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._stub_of_channel: pb_grpc.GRPCInferenceServiceStub | None = None
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
         """Exactly one `Tensors`. Cancelling the wait cancels the call at the server."""
@@ -72,30 +65,24 @@ class TritonBackend:
         if not response.ready:
             raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{model}' is not ready"))
 
-    async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
-        """Counters of every served version of `model`, or of all models."""
-        request = pb.ModelStatisticsRequest(name=model)
-        response = await _answer(self._stub().ModelStatistics(request, timeout=STATISTICS_TIMEOUT_US / 1e6))
-        return triton_codec.statistics(response)
-
     async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
-        """Executions so far by model and batch size in rows."""
-        return batch_sizes(await self.statistics())
+        """Executions so far by model and batch size in rows, all versions together."""
+        request = pb.ModelStatisticsRequest()
+        response = await _answer(self._stub().ModelStatistics(request, timeout=STATISTICS_TIMEOUT_US / 1e6))
+        return triton_codec.batch_sizes(response)
 
     async def close(self) -> None:
         """Close the connections; calls in flight end as UNAVAILABLE."""
-        channels, self._channels, self._stubs = self._channels, [], None
-        for channel in channels:
+        channel, self._channel, self._stub_of_channel = self._channel, None, None
+        if channel is not None:
             await channel.close()
 
     def _stub(self) -> pb_grpc.GRPCInferenceServiceStub:
-        """The next stub; channels are made at the first call, because they belong to the running loop."""
-        if self._stubs is None:
-            self._channels = [
-                grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS) for _ in range(self._channel_count)
-            ]
-            self._stubs = itertools.cycle([pb_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels])
-        return next(self._stubs)
+        """The stub; its channel is made at the first call, because it belongs to the running loop."""
+        if self._stub_of_channel is None:
+            self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
+            self._stub_of_channel = pb_grpc.GRPCInferenceServiceStub(self._channel)
+        return self._stub_of_channel
 
 
 async def _answer(call: Awaitable[_Response]) -> _Response:

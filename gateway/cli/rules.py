@@ -116,7 +116,7 @@ def enable(name: str, admin_url: AdminUrl = "", admin_token: AdminToken = "") ->
 
 @app.command(epilog="Example: gateway rules disable embeddings-canary")
 def disable(name: str, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
-    """Switch one rule off: its requests go to the next rule that takes them."""
+    """Switch one rule off: its requests go to the next rule that takes them, or are refused if there is none."""
     _switch(_admin(admin_url, admin_token), name, enabled=False)
 
 
@@ -206,7 +206,9 @@ def _targets(targets: list[Mapping[str, Any]], *, weights: bool) -> str:
 
 
 def _finish(changed: Mapping[str, Any]) -> None:
-    """Say how far the change has got; an incomplete one is a failure that scripts can see."""
+    """Say what to mind and how far the change has got; an incomplete one is a failure that scripts can see."""
+    for warning in changed["warnings"]:
+        typer.echo(f"warning: {warning}", err=True)
     workers, of, ms = (changed["applied"][key] for key in ("workers", "of", "ms"))
     if of == 0:
         typer.echo("saved; no worker is running")

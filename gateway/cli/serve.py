@@ -8,11 +8,10 @@ from typing import Annotated, NoReturn
 import typer
 import uvloop
 
-from gateway.settings import ConfigError, Settings, load_settings
+from gateway.settings import EXIT_CONFIG, ConfigError, Settings, load_settings
 
 app = typer.Typer()
 
-EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
 ConfigOption = Annotated[
     Path, typer.Option("--config", metavar="FILE", envvar="GATEWAY_CONFIG", help="The gateway's configuration.")
 ]
@@ -80,6 +79,12 @@ def check(config: Annotated[Path, typer.Argument(metavar="FILE")] = DEFAULT_CONF
         gateway check deploy/gateway.yaml
     """
     settings = _settings(config)
+    from gateway.wiring import check as check_tasks  # noqa: PLC0415
+
+    try:
+        check_tasks(settings)
+    except ConfigError as error:
+        _refuse(error)
     typer.echo(
         f"{config}: good ({len(settings.backends)} backends, {len(settings.tasks)} tasks, {len(settings.rules)} rules)"
     )

@@ -107,7 +107,3 @@ def _fail(error: Exception) -> NoReturn:
     for line in getattr(error, "details", ()):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(1) from None
-
-
-if __name__ == "__main__":
-    app()

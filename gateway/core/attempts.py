@@ -14,8 +14,10 @@ from gateway.core.errors import (
     QueueFull,
     UnsupportedByBackend,
 )
-from gateway.core.routing import Plan, Target
+from gateway.core.routing import Plan
+from gateway.core.types import Place
 
+TIMER_SLACK_US = 2_000  # an event loop's timer may fire a little early
 MIN_ATTEMPT_US = 5_000  # less than this cannot bring an answer from any backend; do not spend it on a try
 
 
@@ -58,6 +60,12 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
         error=NoHealthyBackend,
         detail="the backend does not serve the model of this route",
     ),
+    FaultKind.MISFIT: Consequence(
+        try_next=True,
+        blames_backend=True,
+        error=BackendBroke,
+        detail="the backend's model does not fit the task: the route or the model is wrong",
+    ),
     FaultKind.REFUSED_INPUT: Consequence(try_next=False, blames_backend=False, error=InvalidInput, detail=None),
     FaultKind.UNSUPPORTED: Consequence(
         try_next=True,
@@ -70,9 +78,10 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """Send the request to `target`, for at most `timeout_us`."""
+    """Send the request to `place`; it must begin to answer within `begin_within_us`, and end within `timeout_us`."""
 
-    target: Target
+    place: Place
+    begin_within_us: int
     timeout_us: int
 
 
@@ -88,9 +97,11 @@ def next_attempt(
 ) -> Try | GiveUp:
     """Decide from the faults so far (one per attempt made, oldest first).
 
-    While another candidate remains, an attempt gets at most `attempt_timeout_us`, so that a hung backend leaves
-    time for the next one; the last candidate gets all that is left.
+    While another candidate remains, a backend must begin to answer within `attempt_timeout_us`, so that a hung one
+    leaves time for the next; the last candidate has all that is left. Once it answers, only the deadline counts.
     """
+    if not plan.candidates:
+        return GiveUp(error=_nobody(plan))
     if faults and not CONSEQUENCES[faults[-1].kind].try_next:
         return GiveUp(error=_told(faults[-1]))
     left_us = deadline_us - now_us
@@ -99,8 +110,22 @@ def next_attempt(
     if len(faults) >= len(plan.candidates):
         return GiveUp(error=_told(faults[-1]))
     is_last = len(faults) == len(plan.candidates) - 1
-    timeout_us = left_us if is_last else min(left_us, attempt_timeout_us)
-    return Try(target=plan.candidates[len(faults)], timeout_us=timeout_us)
+    return Try(
+        place=plan.candidates[len(faults)],
+        begin_within_us=left_us if is_last else min(left_us, attempt_timeout_us),
+        timeout_us=left_us,
+    )
+
+
+def blames_backend(fault: Fault, *, waited_us: int, attempt_timeout_us: int) -> bool:
+    """Whether a breaker counts `fault`.
+
+    A timeout is the backend's only if it was waited for as long as an attempt may take (`waited_us` is the last wait,
+    ours for the backend): a caller's own short timeout, or a caller that reads slowly, must not open a breaker.
+    """
+    if fault.kind is FaultKind.TIMEOUT and waited_us < attempt_timeout_us - TIMER_SLACK_US:
+        return False
+    return CONSEQUENCES[fault.kind].blames_backend
 
 
 def broken_off() -> GatewayError:
@@ -108,14 +133,17 @@ def broken_off() -> GatewayError:
     return BackendBroke("the backend broke off: what was received is incomplete")
 
 
+def _nobody(plan: Plan) -> GatewayError:
+    if not plan.rule:
+        return NoHealthyBackend("no enabled rule routes this task")
+    return NoHealthyBackend(f"no backend of rule '{plan.rule}' can take requests now")
+
+
 def _told(fault: Fault) -> GatewayError:
     consequence = CONSEQUENCES[fault.kind]
-    retry_after_us = fault.retry_after_us
-    if retry_after_us is None and consequence.error.status in (429, 503):
-        retry_after_us = 1_000_000  # health is probed every second: an earlier retry cannot know more
     return consequence.error(
         consequence.detail or fault.message,
         field=fault.field,
-        retry_after_us=retry_after_us,
-        param_code=fault.code,
+        retry_after_us=fault.retry_after_us,
+        upstream_code=fault.code,
     )

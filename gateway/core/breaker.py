@@ -1,16 +1,17 @@
-"""Circuit breakers, one for each backend and model, as a plain state machine that is given the time.
+"""Circuit breakers, one for each place, as a plain state machine that is given the time.
 
 closed -> open after `FAILURES_TO_OPEN` blamed failures in a row, or at once when a probe finds it away;
 open -> half-open after `COOL_DOWN_US`: a single request may try, and its outcome decides;
-open -> closed when a probe succeeds, if it opened because the backend was away. Probes run every second, so a
-returned backend is used again within that time. A backend that answers wrongly looks healthy to a probe: only a
-request can close that breaker.
+open -> closed when a probe succeeds, if a probe had found the backend away. Probes run every second, so a returned
+backend is used again within that time. A backend that answers wrongly looks healthy to a probe: only a request can
+close that breaker.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.core.errors import FaultKind
+from gateway.core.types import Place
 
 FAILURES_TO_OPEN = 3
 COOL_DOWN_US = 5_000_000
@@ -46,15 +47,15 @@ class Breaker:
         """An answer or a good probe: closed and clean."""
         return Breaker()
 
-    def failed(self, now_us: int, *, fault: FaultKind, at_once: bool = False) -> "Breaker":
-        """A blamed failure. `at_once` opens without counting (a probe that found nobody there)."""
+    def failed(self, now_us: int, *, fault: FaultKind, is_away: bool = False) -> "Breaker":
+        """A failure of the backend's. `is_away` opens without counting: a probe found nobody there."""
         failures = self.failures + 1
-        opens = at_once or failures >= FAILURES_TO_OPEN or self.open_until_us is not None
+        opens = is_away or failures >= FAILURES_TO_OPEN or self.open_until_us is not None
         return Breaker(
             failures=failures,
             open_until_us=now_us + COOL_DOWN_US if opens else None,
             reason=fault.value,
-            is_away=fault is FaultKind.UNAVAILABLE,
+            is_away=is_away or self.is_away,
         )
 
     def released(self) -> "Breaker":
@@ -63,47 +64,51 @@ class Breaker:
 
 
 class BreakerBoard:
-    """All breakers of a process: the one mutable place where health is kept."""
+    """All breakers of a process: the one mutable object where health is kept."""
 
     def __init__(self) -> None:
-        self._breakers: dict[tuple[str, str], Breaker] = {}
+        self._breakers: dict[Place, Breaker] = {}
 
-    def of(self, backend: str, model: str) -> Breaker:
-        """The breaker of a backend's model; one never heard of is closed."""
-        return self._breakers.get((backend, model), _CLOSED)
+    def of(self, place: Place) -> Breaker:
+        """The breaker of a place; one never heard of is closed."""
+        return self._breakers.get(place, _CLOSED)
 
-    def trying(self, backend: str, model: str, *, now_us: int, timeout_us: int) -> None:
+    def trying(self, place: Place, *, now_us: int, timeout_us: int) -> None:
         """A request is being sent; it takes the only place of a half-open breaker."""
-        self._put(backend, model, self.of(backend, model).trying(now_us, timeout_us=timeout_us))
+        self._put(place, self.of(place).trying(now_us, timeout_us=timeout_us))
 
-    def ended(self, backend: str, model: str, *, now_us: int, answered: bool, fault: FaultKind | None) -> None:
-        """It ended: with a whole answer, with a `fault` of the backend, or without a verdict on the backend.
+    def answered(self, place: Place) -> None:
+        """It brought a whole answer."""
+        self._put(place, self.of(place).succeeded())
 
-        The last is so when the caller left or its input was bad.
-        """
-        breaker = self.of(backend, model)
-        if answered:
-            self._put(backend, model, breaker.succeeded())
-        elif fault is not None:
-            self._put(backend, model, breaker.failed(now_us, fault=fault))
-        else:
-            self._put(backend, model, breaker.released())
+    def failed(self, place: Place, *, now_us: int, fault: FaultKind) -> None:
+        """It failed, and that is the backend's fault."""
+        self._put(place, self.of(place).failed(now_us, fault=fault))
 
-    def probed(self, backend: str, model: str, *, now_us: int, fault: FaultKind | None) -> None:
-        """A health probe came back, well or with a fault."""
-        breaker = self.of(backend, model)
+    def released(self, place: Place) -> None:
+        """It ended without a verdict on the backend: the caller left, or its input was bad."""
+        self._put(place, self.of(place).released())
+
+    def probed(self, place: Place, *, now_us: int, fault: FaultKind | None) -> None:
+        """A health probe came back, well or with a fault that is the backend's."""
+        breaker = self.of(place)
         if fault is not None:
-            self._put(backend, model, breaker.failed(now_us, fault=fault, at_once=fault is FaultKind.UNAVAILABLE))
+            is_away = fault is FaultKind.UNAVAILABLE
+            self._put(place, breaker.failed(now_us, fault=fault, is_away=is_away))
         elif breaker.is_away:
-            self._put(backend, model, breaker.succeeded())
+            self._put(place, breaker.succeeded())
 
-    def all(self) -> Mapping[tuple[str, str], Breaker]:
-        """Every breaker ever used, for displays and metrics."""
+    def keep_only(self, places: Collection[Place]) -> None:
+        """Forget places that no rule names any more."""
+        self._breakers = {place: breaker for place, breaker in self._breakers.items() if place in places}
+
+    def all(self) -> Mapping[Place, Breaker]:
+        """Every breaker in use, for displays and metrics."""
         return dict(self._breakers)
 
-    def _put(self, backend: str, model: str, breaker: Breaker) -> None:
-        if breaker != self.of(backend, model):
-            self._breakers[(backend, model)] = breaker
+    def _put(self, place: Place, breaker: Breaker) -> None:
+        if breaker != self.of(place):
+            self._breakers[place] = breaker
 
 
 _CLOSED = Breaker()

@@ -5,9 +5,10 @@ A `BackendError` is what an adapter raises about its backend; `core.attempts` tu
 or into a `GatewayError`. Nothing else crosses a module border: adapters translate foreign exceptions once.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gateway.core.types import Verdict
 
@@ -19,7 +20,7 @@ class GatewayError(Exception):
         detail: one sentence for the caller; never holds Python text, an upstream address or a secret.
         field: where in the request the fault lies, dotted (`input.image`, `messages[0].role`).
         retry_after_us: when the same request may succeed, in microseconds from now.
-        param_code: an upstream's own error code (OpenAI's `error.code`), kept so that users can act on it.
+        upstream_code: an upstream's own error code (OpenAI's `error.code`), kept so that users can act on it.
         verdict: what the limiter said of this request, once it was asked; set by the pipeline.
     """
 
@@ -33,13 +34,13 @@ class GatewayError(Exception):
         *,
         field: str | None = None,
         retry_after_us: int | None = None,
-        param_code: str | None = None,
+        upstream_code: str | None = None,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.field = field
         self.retry_after_us = retry_after_us
-        self.param_code = param_code
+        self.upstream_code = upstream_code
         self.verdict: Verdict | None = None
 
 
@@ -166,7 +167,45 @@ class InternalError(GatewayError):
     code, status, title = "internal", 500, "Internal error"
 
 
-CLOSED_LIST: tuple[type[GatewayError], ...] = (
+# --- the control plane's own --------------------------------------------------------------------
+
+
+class InvalidRules(GatewayError):
+    """A rule set that cannot be taken; `detail` names the rule and the field."""
+
+    code, status, title = "invalid_rules", 422, "Rules cannot be taken"
+
+
+class UnknownRule(GatewayError):
+    """No rule of that name."""
+
+    code, status, title = "unknown_rule", 404, "Unknown rule"
+
+
+class RevisionRequired(GatewayError):
+    """A replacement that does not say which revision it was made from."""
+
+    code, status, title = "revision_required", 428, "Revision required"
+
+
+class StaleRevision(GatewayError):
+    """A change made from a revision that is no longer the newest."""
+
+    code, status, title = "revision_stale", 412, "Revision is stale"
+
+    def __init__(self, *, expected: int, current: int) -> None:
+        super().__init__(f"made from revision {expected}, but the current revision is {current}")
+        self.expected = expected
+        self.current = current
+
+
+class RulesUnavailable(GatewayError):
+    """The shared rules cannot be read or written now."""
+
+    code, status, title = "store_unavailable", 503, "Store unavailable"
+
+
+DATA_PLANE: tuple[type[GatewayError], ...] = (
     MalformedRequest,
     Unauthorized,
     Forbidden,
@@ -188,6 +227,63 @@ CLOSED_LIST: tuple[type[GatewayError], ...] = (
     InternalError,
 )
 
+CONTROL_PLANE: tuple[type[GatewayError], ...] = (
+    InvalidRules,
+    UnknownRule,
+    RevisionRequired,
+    StaleRevision,
+    RulesUnavailable,
+)
+
+CLOSED_LIST = (*DATA_PLANE, *CONTROL_PLANE)
+
+
+def problem_document(error: GatewayError, faults: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
+    """RFC 9457 `application/problem+json`, with our stable `code`.
+
+    `faults` lists the faults of a body, each with `detail` and `pointer`; by default the one of `error.field`.
+    """
+    if not faults and error.field:
+        fault = {"detail": error.detail, "field": error.field}
+        # A JSON pointer leads into the body; headers (they have a `-`) and the body itself are not in it.
+        is_inside = "-" not in error.field and error.field != "body"
+        faults = [fault | {"pointer": pointer(error.field)}] if is_inside else [fault]
+    document = {
+        "type": "about:blank",
+        "title": error.title,
+        "status": error.status,
+        "detail": error.detail,
+        "code": error.code,
+    }
+    return {**document, "errors": list(faults)} if faults else document
+
+
+def error_headers(error: GatewayError) -> dict[str, str]:
+    """The headers that go with an error in any form.
+
+    429 and 503 always say when to come back, in whole seconds rounded up (RFC 9110, 10.2.3): never earlier than true.
+    Where nothing better is known it is one second, the pace at which health is probed.
+    """
+    headers = {}
+    if error.retry_after_us is not None:
+        headers["retry-after"] = str(max(1, -(-error.retry_after_us // 1_000_000)))
+    elif error.status in _COME_BACK:
+        headers["retry-after"] = "1"
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def pointer(field: str) -> str:
+    """`input.text[3]` as the JSON pointer `#/input/text/3`."""
+    return "#/" + field.replace("[", ".").replace("]", "").replace("~", "~0").replace("/", "~1").replace(".", "/")
+
+
+_COME_BACK = (429, 503)
+
+
+# --- what adapters see ---------------------------------------------------------------------------
+
 
 class FaultKind(Enum):
     """What an adapter saw. `core.attempts.CONSEQUENCES` says what follows from each."""
@@ -197,7 +293,8 @@ class FaultKind(Enum):
     OVERLOADED = "overloaded"  # says itself that it is full (429, 503, full queue)
     BROKEN = "broken"  # answered with garbage or an internal error of its own
     UNKNOWN_MODEL = "unknown_model"  # is up, but does not serve this model or version
-    REFUSED_INPUT = "refused_input"  # judged the caller's input invalid
+    MISFIT = "misfit"  # the call does not fit the model: names, datatypes or shapes that it does not have
+    REFUSED_INPUT = "refused_input"  # judged the content of the caller's input invalid
     UNSUPPORTED = "unsupported"  # lacks the feature asked for
 
 

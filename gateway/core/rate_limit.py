@@ -27,7 +27,6 @@ class Charge:
     key: str
     owner: str = ""
     name: str
-    limit: int
     emission_interval_us: int
     burst: int
     cost: int = 1
@@ -56,7 +55,6 @@ def _charge(key_id: str, limit: Limit) -> Charge:
         key=f"{key_id}:requests:{limit.requests}/{period}:{limit.burst}",
         owner=key_id,
         name=f"{limit.requests} requests per {period}",
-        limit=limit.burst,
         # Rounded up: a limit may be kept a little too strictly, never be overrun.
         emission_interval_us=-(-limit.period_us // limit.requests),
         burst=limit.burst,
@@ -115,7 +113,7 @@ def verdict(taken: Sequence[Charge], outcomes: Sequence[Outcome], *, degraded: b
     return Verdict(
         allowed=all(o.allowed for _, o in pairs),
         name=charge.name,
-        limit=charge.limit,
+        limit=charge.burst,
         remaining=nearest.remaining,
         reset_us=nearest.reset_us,
         retry_after_us=nearest.retry_after_us,

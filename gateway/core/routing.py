@@ -1,123 +1,59 @@
-"""Routing: (rules, request, health, chance) -> ordered candidates, each with its reason.
+"""Routing: (rules, request, health, chance) -> ordered candidates, each with its reason."""
 
-First match wins. A rule set is parsed whole or refused whole, so that a bad edit changes nothing.
-"""
-
-import difflib
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from gateway.core.errors import NoHealthyBackend
-from gateway.core.types import InferenceRequest
-
-ANY = "*"
-MAX_RULES = 1000  # a bound on what one edit may ask of every worker
-MAX_WEIGHT = 1_000_000
-_Choice = TypeVar("_Choice", bound=str)
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One place to send a request: a backend, and a model there (version empty = the backend's choice)."""
-
-    backend: str
-    model: str
-    version: str = ""
-    weight: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.backend}/{self.model}" + (f":{self.version}" if self.version else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """Which requests a rule takes; `*` takes all."""
-
-    task: str = ANY
-    tenant: str = ANY
-
-    def takes(self, request: InferenceRequest) -> bool:
-        """Whether `request` is this rule's."""
-        return self.task in (ANY, request.task) and self.tenant in (ANY, request.caller.tenant)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """`split` shares requests by weight; `fallback` follows in order when none of them can answer."""
-
-    name: str
-    match: Match
-    split: tuple[Target, ...]
-    strategy: Literal["weighted", "ordered"] = "weighted"
-    sticky_by: Literal["request", "tenant"] = "request"
-    fallback: tuple[Target, ...] = ()
-    enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleSet:
-    """A whole set of rules under one revision; `revision` 0 is the configuration file's own."""
-
-    revision: int
-    rules: tuple[Rule, ...]
+from gateway.core.rules import RuleSet, Target
+from gateway.core.types import InferenceRequest, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where a request may go, best first. `reasons` holds one line for each target looked at."""
+    """Where a request may go, best first; `refusals` says of every other place of the rule why it may not.
+
+    `rule` is empty where no enabled rule takes the request; `candidates` may be empty too: then nobody can answer.
+    """
 
     rule: str
     revision: int
-    candidates: tuple[Target, ...]
-    reasons: tuple[str, ...]
+    candidates: tuple[Place, ...]
+    refusals: tuple[tuple[Place, str], ...] = ()
 
 
-WhyNot = Callable[[Target], str | None]
-"""Health, given from outside: None if the target may be tried, else the reason why not."""
+WhyNot = Callable[[Place], str | None]
+"""Health, given from outside: None if the place may be tried, else the reason why not."""
 
 
 def plan(rules: RuleSet, request: InferenceRequest, *, why_not: WhyNot, draw: float) -> Plan:
-    """Order the targets of the first rule that takes `request`.
+    """Order the places of the first rule that takes `request`.
 
-    `draw` is a number in [0, 1) that chooses among a weighted split; with `sticky_by: tenant` it is replaced
-    by a hash of the tenant, so that a caller stays on its side. Raises `NoHealthyBackend` when no rule takes
-    the request or none of its targets may be tried.
+    `draw` is a number in [0, 1) that chooses among a weighted split; with `sticky_by: tenant` it is replaced by a hash
+    of the tenant, so that a caller stays on its side.
     """
-    rule = next((r for r in rules.rules if r.enabled and r.match.takes(request)), None)
+    rule = rules.rule_for(task=request.task, tenant=request.caller.tenant)
     if rule is None:
-        raise NoHealthyBackend(f"no enabled rule routes task '{request.task}'")
-    reasons: list[str] = []
-    primary = _usable(rule.split, why_not, reasons)
-    fallback = _usable(rule.fallback, why_not, reasons)
+        return Plan(rule="", revision=rules.revision, candidates=())
+    refusals: list[tuple[Place, str]] = []
+    primary = _usable(rule.split, why_not, refusals)
+    fallback = _usable(rule.fallback, why_not, refusals)
     if rule.strategy == "weighted" and len(primary) > 1:
         point = _sticky_draw(rule.name, request.caller.tenant) if rule.sticky_by == "tenant" else draw
         primary = _chosen_first(primary, point)
-    candidates = _once((*primary, *fallback))
-    if not candidates:
-        raise NoHealthyBackend(f"no backend of rule '{rule.name}' can take requests now", retry_after_us=1_000_000)
-    return Plan(rule=rule.name, revision=rules.revision, candidates=candidates, reasons=tuple(reasons))
+    # Each place at its first standing: whatever the weights say, a place that failed is not tried again.
+    candidates = tuple(dict.fromkeys(target.place for target in (*primary, *fallback)))
+    return Plan(rule=rule.name, revision=rules.revision, candidates=candidates, refusals=tuple(refusals))
 
 
-def _usable(targets: Iterable[Target], why_not: WhyNot, reasons: list[str]) -> tuple[Target, ...]:
+def _usable(targets: Iterable[Target], why_not: WhyNot, refusals: list[tuple[Place, str]]) -> tuple[Target, ...]:
     kept = []
     for target in targets:
-        reason = "weight 0" if target.weight == 0 else why_not(target)
-        reasons.append(f"{target}: {reason or 'usable'}")
+        reason = "weight 0" if target.weight == 0 else why_not(target.place)
         if reason is None:
             kept.append(target)
+        else:
+            refusals.append((target.place, reason))
     return tuple(kept)
-
-
-def _once(targets: Iterable[Target]) -> tuple[Target, ...]:
-    """Each place at its first standing: whatever the weights say, a place that failed is not tried again."""
-    places: dict[tuple[str, str, str], Target] = {}
-    for target in targets:
-        places.setdefault((target.backend, target.model, target.version), target)
-    return tuple(places.values())
 
 
 def _chosen_first(targets: tuple[Target, ...], draw: float) -> tuple[Target, ...]:
@@ -136,182 +72,3 @@ def _sticky_draw(rule: str, tenant: str) -> float:
     """A stable number in [0, 1): the same caller falls on the same side in every worker and replica."""
     digest = hashlib.blake2b(f"{rule}\0{tenant}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-# --- a rule set in a shared store ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerState:
-    """What one worker reports of itself.
-
-    `state` is `serving`, or `refused` where the stored set is not taken.
-    `revision` is the set in force there; `detail` says why a set was refused; `started` is in Unix seconds.
-    """
-
-    id: str
-    pid: int
-    revision: int
-    started: int
-    state: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """How far a revision has got: `workers` of `of` live workers run it, seen after `ms` milliseconds."""
-
-    workers: int
-    of: int
-    ms: int
-
-
-class StaleRevision(Exception):
-    """A change was made from a revision that is no longer the newest."""
-
-    def __init__(self, *, expected: int, current: int) -> None:
-        super().__init__(f"made from revision {expected}, but the current revision is {current}")
-        self.expected = expected
-        self.current = current
-
-
-class RulesUnavailable(Exception):
-    """The shared rules cannot be read or written now; the text is safe to show to an operator."""
-
-
-# --- rules as documents (YAML, JSON, Redis) -----------------------------------------------------
-
-
-class RuleError(ValueError):
-    """A rule set that cannot be taken; the text names the rule and the field."""
-
-
-def parse_rules(document: object) -> tuple[Rule, ...]:
-    """Read a list of rule mappings (design: section 2.6). Raises `RuleError`; never takes a part of a set.
-
-    A field that this version does not honour is refused by name: silence would be a wrong route.
-    """
-    if not isinstance(document, Sequence) or isinstance(document, str | bytes):
-        raise RuleError("rules: must be a list")
-    if len(document) > MAX_RULES:
-        raise RuleError(f"rules: {len(document)} rules, at most {MAX_RULES} are taken")
-    rules = tuple(_rule(entry, at=f"rules[{i}]") for i, entry in enumerate(document))
-    seen: set[str] = set()
-    for rule in rules:
-        if rule.name in seen:
-            raise RuleError(f"rule '{rule.name}': name is used twice")
-        seen.add(rule.name)
-    return rules
-
-
-def rules_document(rules: Iterable[Rule]) -> list[dict[str, Any]]:
-    """The inverse of `parse_rules`, in plain lists and dicts."""
-    return [
-        {**asdict(rule), "split": _targets_document(rule.split), "fallback": _targets_document(rule.fallback)}
-        for rule in rules
-    ]
-
-
-def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iterable[str]) -> None:
-    """Raise `RuleError` for a rule that names a backend or a task which the configuration lacks."""
-    known_backends, known_tasks = set(backends), set(tasks)
-    for rule in rules:
-        if rule.match.task != ANY and rule.match.task not in known_tasks:
-            raise RuleError(
-                f"rule '{rule.name}': match.task: unknown task '{rule.match.task}'"
-                + _suggest(rule.match.task, known_tasks)
-            )
-        for field, targets in (("split", rule.split), ("fallback", rule.fallback)):
-            for i, target in enumerate(targets):
-                if target.backend not in known_backends:
-                    raise RuleError(
-                        f"rule '{rule.name}': {field}[{i}].backend: unknown backend '{target.backend}'"
-                        + _suggest(target.backend, known_backends)
-                    )
-
-
-def _rule(entry: object, *, at: str) -> Rule:
-    fields = _mapping(entry, at)
-    name = _name(fields.get("name"), f"{at}: name")
-    at = f"rule '{name}'"
-    _known(fields, ("name", "match", "split", "strategy", "sticky_by", "fallback", "enabled"), at)
-    enabled = fields.get("enabled", True)
-    if not isinstance(enabled, bool):
-        raise RuleError(f"{at}: enabled: must be true or false")
-    split = _targets(fields.get("split", ()), f"{at}: split")
-    if not split:
-        raise RuleError(f"{at}: split: at least one target is needed")
-    if not any(t.weight for t in split) and not fields.get("fallback"):
-        raise RuleError(f"{at}: split: every weight is 0 and there is no fallback")
-    return Rule(
-        name=name,
-        match=_match(fields.get("match", {}), f"{at}: match"),
-        split=split,
-        strategy=_choice(fields.get("strategy", "weighted"), ("weighted", "ordered"), f"{at}: strategy"),
-        sticky_by=_choice(fields.get("sticky_by", "request"), ("request", "tenant"), f"{at}: sticky_by"),
-        fallback=_targets(fields.get("fallback", ()), f"{at}: fallback"),
-        enabled=enabled,
-    )
-
-
-def _match(entry: object, at: str) -> Match:
-    fields = _mapping(entry, at)
-    _known(fields, ("task", "tenant"), at)
-    return Match(**{k: v if v == ANY else _name(v, f"{at}.{k}") for k, v in fields.items()})
-
-
-def _targets(entry: object, at: str) -> tuple[Target, ...]:
-    if not isinstance(entry, Sequence) or isinstance(entry, str | bytes):
-        raise RuleError(f"{at}: must be a list of targets")
-    return tuple(_target(item, f"{at}[{i}]") for i, item in enumerate(entry))
-
-
-def _target(entry: object, at: str) -> Target:
-    fields = _mapping(entry, at)
-    _known(fields, ("backend", "model", "version", "weight"), at)
-    weight = fields.get("weight", 1)
-    if not isinstance(weight, int) or isinstance(weight, bool) or not 0 <= weight <= MAX_WEIGHT:
-        raise RuleError(f"{at}.weight: must be a whole number from 0 to {MAX_WEIGHT}")
-    version = fields.get("version", "")
-    if not isinstance(version, str) or not (version == "" or version.isdecimal()):
-        raise RuleError(f'{at}.version: must be a quoted number such as "2"')
-    return Target(
-        backend=_name(fields.get("backend"), f"{at}.backend"),
-        model=_name(fields.get("model"), f"{at}.model"),
-        version=version,
-        weight=weight,
-    )
-
-
-def _targets_document(targets: Iterable[Target]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in asdict(t).items() if (k, v) != ("version", "")} for t in targets]
-
-
-def _mapping(entry: object, at: str) -> Mapping[str, Any]:
-    if not isinstance(entry, Mapping) or not all(isinstance(k, str) for k in entry):
-        raise RuleError(f"{at}: must be a mapping")
-    return entry
-
-
-def _known(fields: Mapping[str, Any], known: Sequence[str], at: str) -> None:
-    for field in fields:
-        if field not in known:
-            raise RuleError(f"{at}: unknown field '{field}'{_suggest(field, known)}")
-
-
-def _name(value: object, at: str) -> str:
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise RuleError(f"{at}: must be a name of letters, digits and . _ : / - (at most 128)")
-    return value
-
-
-def _choice(value: object, choices: Sequence[_Choice], at: str) -> _Choice:
-    for choice in choices:
-        if value == choice:
-            return choice
-    raise RuleError(f"{at}: must be one of {', '.join(choices)}")
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -28,6 +28,18 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a request can be sent: a backend, and a model there (version empty = the backend's own choice)."""
+
+    backend: str
+    model: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.backend}/{self.model}" + (f":{self.version}" if self.version else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
     """A named tensor in the wire form of the Open Inference Protocol.
 
@@ -99,7 +111,7 @@ class BackendCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an answer used up: tokens where the backend says so, and the rows of a tensor call."""
+    """The tokens that an answer used up, where the backend says so."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -107,12 +119,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """A tensor answer of a backend. `queue_us` and `batch_size` only where the backend tells them per call."""
+    """A tensor answer of a backend. `queue_us` only where the backend tells it for each call."""
 
     outputs: tuple[Tensor, ...]
     version: str
     queue_us: int | None = None
-    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +136,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The payload of one streamed event (the bytes after `data:`), untouched. Never the `[DONE]` marker.
-
-    `usage` is set on the event that carries it.
-    """
+    """The payload of one streamed event (what follows `data:`), untouched, without line breaks; never `[DONE]`."""
 
     data: bytes
-    usage: Usage | None = None
 
 
-BackendEvent = Tensors | Message | Delta
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metered:
+    """What a streamed answer has used up so far; the last one counts. For our books, not for the caller."""
+
+    usage: Usage
+
+
+BackendEvent = Tensors | Message | Delta | Metered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,27 +217,3 @@ class Finished:
 
 
 Event = Started | Answer | Message | Delta | Finished
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """One line per request, for logs and metrics. Never holds bodies, prompts or secrets.
-
-    `code` is `ok` or the `code` of a `GatewayError`; `reasons` says why each candidate was or was not taken.
-    """
-
-    id: str
-    task: str
-    tenant: str
-    key_id: str
-    code: str
-    status: int
-    total_us: int
-    stream: bool = False
-    route: Route | None = None
-    timing: Timing | None = None
-    usage: Usage = field(default_factory=Usage)
-    rule_revision: int = 0
-    reasons: tuple[str, ...] = ()
-    failed_attempts: int = 0
-    degraded: bool = False

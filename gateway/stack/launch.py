@@ -142,7 +142,7 @@ def check_ports(wanted: Iterable[Part]) -> None:
         title, port = hit
         raise StackError(
             f"Port {port} ({title}) is in use by another program: stop that program, "
-            "or let the stack pick free ports with `gateway up --ports auto`."
+            'or let the stack pick free ports with `make up ARGS="--ports auto"`.'
         )
 
 
@@ -240,7 +240,7 @@ def _wait_for(condition: Callable[[], bool], within_s: float) -> bool:
 
 def supervisor_command(options: Options) -> list[str]:
     """The command that runs the same stack in the foreground of another process."""
-    command = [sys.executable, "-m", "gateway.cli.stack", "up", "--background"]
+    command = [sys.executable, "-m", "gateway", "up", "--background"]
     command += ["--run-dir", str(options.run.path), "--config", str(options.config)]
     command += ["--ports", "auto" if options.auto_ports else "default", "--workers", str(options.workers)]
     for name in sorted(options.without):

@@ -18,6 +18,7 @@ from gateway.stack.probes import HttpReady, Ready, RedisReady, TritonReady
 from gateway.stack.state import RunDir
 
 OPTIONAL = ("triton", "llm")
+DRAIN_S = 10.0  # on one machine a stop should not take long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +224,7 @@ def serve_part(plan: Plan, running: frozenset[str]) -> Part:
         ready=HttpReady(url=f"http://{HOST}:{plan.ports.data}/healthz/ready"),
         after=("redis", "triton", "llm"),
         ready_within_s=120.0,
-        grace_s=20.0,
+        grace_s=DRAIN_S + 10.0,  # the gateway adds 5 s of its own before it kills a worker
     )
 
 
@@ -232,6 +233,7 @@ def gateway_environment(plan: Plan, running: frozenset[str]) -> dict[str, str]:
     ports = plan.ports
     env = {
         **_plain(plan),
+        "GATEWAY_DRAIN_S": str(DRAIN_S),
         "GATEWAY_PORT": str(ports.data),
         "GATEWAY_OPS_PORT": str(ports.ops),
         "GATEWAY_ADMIN_PORT": str(ports.admin),

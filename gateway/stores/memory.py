@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.core.rate_limit import Charge, decide_all, verdict
-from gateway.core.routing import RuleSet
+from gateway.core.rules import RuleSet
 from gateway.core.types import Verdict
 from gateway.ports import Clock
 
@@ -45,7 +45,7 @@ class MemoryLimiter:
         self._sweep_at = min(max(_FIRST_SWEEP, 2 * len(kept)), self._max_keys)
 
 
-class MemoryRules:
+class MemoryRuleSource:
     """`RuleSource` for one process: the set that it was given last."""
 
     def __init__(self, rules: RuleSet) -> None:

@@ -1,7 +1,7 @@
 """The routing rules that all workers share, and what each worker says it runs.
 
 Layout, all under one prefix:
-- `{prefix}rules`: a hash of `revision` and `rules` (the JSON of `core.routing.rules_document`);
+- `{prefix}rules`: a hash of `revision` and `rules` (the JSON of `core.rules.rules_document`);
 - `{prefix}rules:changed`: the channel on which a new revision is announced;
 - `{prefix}worker:{id}`: a hash that a worker renews twice a second and that expires 5 s after its last word;
 - `{prefix}workers`: the set of their ids.
@@ -23,17 +23,9 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from gateway.core.routing import (
-    Applied,
-    Rule,
-    RuleError,
-    RuleSet,
-    RulesUnavailable,
-    StaleRevision,
-    WorkerState,
-    parse_rules,
-    rules_document,
-)
+from gateway.core.errors import RulesUnavailable, StaleRevision
+from gateway.core.rules import Rule, RuleError, RuleSet, parse_rules, rules_document
+from gateway.ports import Applied, WorkerState
 from gateway.stores.redis_script import UNREACHABLE, load_script
 
 POLL_S = 0.5
@@ -44,7 +36,7 @@ FIELDS = ("pid", "revision", "started", "state", "detail")
 _log = logging.getLogger(__name__)
 
 
-class RedisRules:
+class RedisRuleSource:
     """`RuleSource` that follows Redis. Whatever happens there, the newest valid set serves.
 
     `seed` is the configuration file's set: it fills an empty Redis, and serves until Redis has been read.

@@ -5,7 +5,6 @@ answer into the task's output, refusing one that does not fit: a wrong answer is
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from gateway.tasks.chat import Chat
 from gateway.tasks.contract import Contract
@@ -18,5 +17,3 @@ CONTRACTS: Mapping[str, Callable[..., Contract]] = {
     Chat.name: Chat,
 }
 """Every contract by its name in the configuration; the values build one from a task's options."""
-
-Options = Mapping[str, Any]

@@ -1,12 +1,13 @@
 """`chat`: OpenAI messages -> a message. The body passes through; only what we must know is read."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import orjson
+
 from gateway.core.errors import InvalidInput
-from gateway.core.types import Answer, BackendEvent, ChatPayload, Delta, Message, Tensors
+from gateway.core.types import Answer, ChatPayload, Delta, Message, Tensors
 from gateway.tasks.contract import broken, known_fields
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -62,7 +63,7 @@ class Chat:
         """The body, untouched."""
         return ChatPayload(body=parsed.body, stream=parsed.stream)
 
-    def answer(self, event: BackendEvent, parsed: ChatInput) -> Answer | Message | Delta:
+    def answer(self, event: Tensors | Message | Delta, parsed: ChatInput) -> Answer | Message | Delta:
         """Relayed as it came, or as a task answer; a tensor answer is against this contract, as is the wrong form."""
         if isinstance(event, Tensors) or isinstance(event, Delta) is not parsed.stream:
             raise broken(f"a chat answer was expected, got {type(event).__name__}")
@@ -109,7 +110,7 @@ def _check_numbers(body: Mapping[str, Any], at: str) -> None:
 def _as_answer(message: Message) -> Answer:
     """The task form of a whole chat answer."""
     try:
-        choice = json.loads(message.body)["choices"][0]
+        choice = orjson.loads(message.body)["choices"][0]
         found = {"message": choice["message"], "finish_reason": choice.get("finish_reason")}
     except (ValueError, LookupError, TypeError, AttributeError):
         raise broken("the chat answer has no message") from None

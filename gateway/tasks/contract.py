@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from gateway.core.errors import BackendError, Fault, FaultKind, InvalidInput
-from gateway.core.types import Answer, BackendEvent, Delta, Message, Payload, Tensor, Tensors
+from gateway.core.types import Answer, Delta, Message, Payload, Tensor, Tensors
 
 
 class Contract(Protocol):
-    """A task's two-way form. Implementations are frozen and hold only their options."""
+    """A task's two-way form. Implementations hold only their options."""
 
     name: ClassVar[str]
     tensor_fields: ClassVar[Mapping[str, str]]
@@ -28,7 +28,7 @@ class Contract(Protocol):
         """What a backend is asked."""
         ...
 
-    def answer(self, event: BackendEvent, parsed: Any) -> Answer | Message | Delta:
+    def answer(self, event: Tensors | Message | Delta, parsed: Any) -> Answer | Message | Delta:
         """A backend's event in the task's own form.
 
         Raises `BackendError` (BROKEN) for an answer against the contract, and `InvalidInput` where only the
@@ -67,7 +67,7 @@ def broken(message: str) -> BackendError:
     return BackendError(Fault(kind=FaultKind.BROKEN, message=f"contract: {message}"))
 
 
-def tensors_of(event: BackendEvent) -> Tensors:
+def tensors_of(event: Tensors | Message | Delta) -> Tensors:
     """`event` as a tensor answer; anything else is against a tensor contract."""
     if not isinstance(event, Tensors):
         raise broken(f"a tensor answer was expected, got {type(event).__name__}")

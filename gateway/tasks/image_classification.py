@@ -10,7 +10,7 @@ import numpy as np
 
 from gateway.core.errors import InvalidInput
 from gateway.core.tensors import from_numpy, to_numpy
-from gateway.core.types import Answer, BackendEvent, TensorPayload
+from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
 from gateway.tasks.contract import broken, known_fields, output, tensors_of
 
 SUM_TOLERANCE = 1e-2  # softmax in float32 over a thousand classes is within 1e-4
@@ -87,7 +87,7 @@ class ImageClassification:
         image = np.array([[parsed.image]], dtype=np.object_)
         return TensorPayload(inputs=(from_numpy("IMAGE", image),), outputs=("SCORES",))
 
-    def answer(self, event: BackendEvent, parsed: ImageInput) -> Answer:
+    def answer(self, event: Tensors | Message | Delta, parsed: ImageInput) -> Answer:
         """The `top_k` labels, best first."""
         scores = to_numpy(output(tensors_of(event), "SCORES", datatype="FP32", shape=(1, len(self.labels))))[0]
         if not (np.all(scores >= 0) and abs(float(scores.sum()) - 1.0) < SUM_TOLERANCE):

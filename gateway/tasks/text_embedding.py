@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gateway.core.errors import InvalidInput
 from gateway.core.tensors import from_numpy, to_numpy
-from gateway.core.types import Answer, BackendEvent, TensorPayload, Usage
+from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors, Usage
 from gateway.tasks.contract import broken, known_fields, output, tensors_of
 
 UNIT_TOLERANCE = 1e-3  # float16 weights and a sum over some hundred dimensions stay well inside
@@ -105,7 +105,7 @@ class TextEmbedding:
         texts = np.array([[t.encode()] for t in parsed.texts], dtype=np.object_)
         return TensorPayload(inputs=(from_numpy("TEXT", texts),), outputs=("EMBEDDING", "TOKENS"))
 
-    def answer(self, event: BackendEvent, parsed: TextInput) -> Answer:
+    def answer(self, event: Tensors | Message | Delta, parsed: TextInput) -> Answer:
         """The vectors, checked: finite and of unit length."""
         tensors, rows = tensors_of(event), len(parsed.texts)
         vectors = to_numpy(

@@ -1,15 +1,15 @@
 """Logs: one JSON object a line; one line per request. Never bodies, prompts or secrets."""
 
+import json
 import logging
 import sys
 import traceback
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
-
-from gateway.core.errors import GatewayError
-from gateway.core.types import RequestRecord
+from gateway.core.errors import InternalError
+from gateway.core.record import RequestRecord
+from gateway.core.types import Place
 
 ACCESS = "gateway.access"
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
@@ -29,7 +29,7 @@ class JsonLines(logging.Formatter):
         line.update({k: v for k, v in record.__dict__.items() if k not in _STANDARD})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        return json.dumps(line, default=str)  # ASCII, so that no character can break the line
 
 
 def configure_logging() -> None:
@@ -52,15 +52,15 @@ class AccessLog:
     def began(self, task: str) -> None:
         """Nothing is logged before the end."""
 
-    def ended(self, record: RequestRecord, error: GatewayError | None) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """One line."""
-        self._write(record, error)
+        self._write(record)
 
-    def refused(self, record: RequestRecord, error: GatewayError) -> None:
+    def refused(self, record: RequestRecord) -> None:
         """One line."""
-        self._write(record, error)
+        self._write(record)
 
-    def _write(self, record: RequestRecord, error: GatewayError | None) -> None:
+    def _write(self, record: RequestRecord) -> None:
         fields: dict[str, Any] = {
             "request_id": record.id,
             "task": record.task,
@@ -73,23 +73,23 @@ class AccessLog:
         }
         if record.route:
             route = record.route
-            fields["route"] = f"{route.backend}/{route.model}" + (f":{route.version}" if route.version else "")
-            fields["rule"] = route.rule
+            fields["route"] = str(Place(backend=route.backend, model=route.model, version=route.version))
             fields["attempts"] = route.attempts
-        if record.rule_revision:
-            fields["revision"] = record.rule_revision
+        if record.plan:
+            fields["rule"], fields["revision"] = record.plan.rule, record.plan.revision
         if record.timing:
             fields["backend_ms"] = record.timing.backend_us / 1000
         if record.usage.input_tokens is not None:
             fields["input_tokens"] = record.usage.input_tokens
         if record.usage.output_tokens is not None:
             fields["output_tokens"] = record.usage.output_tokens
-        if error is not None:
-            fields["detail"] = error.detail
+        if record.error or record.faults:
             fields["reasons"] = record.reasons
+        if record.error:
+            fields["detail"] = record.error.detail
         if record.degraded:
             fields["limiter"] = "degraded"
-        cause = error.__cause__ if error is not None and error.code == "internal" else None
+        cause = record.error.__cause__ if isinstance(record.error, InternalError) else None
         if cause is not None:
             fields["exception"] = "".join(traceback.format_exception(cause))
         self._log.log(logging.ERROR if cause else logging.INFO, "request", extra=fields)

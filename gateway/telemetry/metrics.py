@@ -10,8 +10,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.core.breaker import Breaker
-from gateway.core.errors import GatewayError
-from gateway.core.types import RequestRecord
+from gateway.core.record import RequestRecord
+from gateway.core.types import Place
 
 # From a fast embedding on one core to a long chat answer; seconds.
 DURATION_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -22,6 +22,7 @@ class Metrics:
     """The metrics of one process, and the observer that feeds them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._places: set[Place] = set()
         self.requests = Counter(
             "gateway_requests",
             "Requests ended, by task, the backend that answered, and outcome (ok or an error code).",
@@ -55,7 +56,7 @@ class Metrics:
             ("task", "direction"),
             registry=registry,
         )
-        self.failovers = Counter(
+        self.failed_attempts = Counter(
             "gateway_failed_attempts",
             "Attempts that did not bring an answer; a request may hold several and still end ok.",
             ("task",),
@@ -68,8 +69,8 @@ class Metrics:
         )
         self.breaker_open = Gauge(
             "gateway_breaker_open",
-            "1 while no request is sent to a backend's model because it fails; the worst worker counts.",
-            ("backend", "model"),
+            "1 while a place fails: no request is sent there, but for one that tries; the worst worker counts.",
+            ("backend", "model", "version"),
             registry=registry,
             multiprocess_mode="livemax",
         )
@@ -91,7 +92,7 @@ class Metrics:
         """A request entered the walk."""
         self.in_flight.labels(task).inc()
 
-    def ended(self, record: RequestRecord, error: GatewayError | None) -> None:  # noqa: ARG002 - the port's shape
+    def ended(self, record: RequestRecord) -> None:
         """It left it."""
         self.in_flight.labels(record.task).dec()
         backend = record.route.backend if record.route else NONE
@@ -102,20 +103,23 @@ class Metrics:
         for direction, count in (("input", record.usage.input_tokens), ("output", record.usage.output_tokens)):
             if count:
                 self.tokens.labels(record.task, direction).inc(count)
-        failed = record.failed_attempts
-        if failed:
-            self.failovers.labels(record.task).inc(failed)
+        if record.faults:
+            self.failed_attempts.labels(record.task).inc(len(record.faults))
         if record.degraded:
             self.degraded.inc()
 
-    def refused(self, record: RequestRecord, error: GatewayError) -> None:  # noqa: ARG002 - the port's shape
+    def refused(self, record: RequestRecord) -> None:
         """A request was refused at the door; its task is known to exist, or empty."""
         self.requests.labels(record.task or NONE, NONE, record.code).inc()
 
-    def health(self, breakers: Mapping[tuple[str, str], Breaker], revision: int) -> None:
+    def health(self, breakers: Mapping[Place, Breaker], revision: int) -> None:
         """The state of the breakers and of the rules, told about once a second."""
-        for (backend, model), breaker in breakers.items():
-            self.breaker_open.labels(backend, model).set(breaker.open_until_us is not None)
+        for place in self._places - breakers.keys():
+            self.breaker_open.labels(place.backend, place.model, place.version).set(0)
+        for place, breaker in breakers.items():
+            is_open = breaker.open_until_us is not None
+            self.breaker_open.labels(place.backend, place.model, place.version).set(is_open)
+        self._places |= breakers.keys()
         self.rules_revision.set(revision)
 
     def batch_sizes(self, backend: str, counts: Mapping[str, Mapping[int, int]]) -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.core.errors import GatewayError
-from gateway.core.types import RequestRecord
+from gateway.core.record import RequestRecord
 from gateway.ports import Observer
 
 
@@ -18,12 +17,12 @@ class Observers:
         for observer in self._observers:
             observer.began(task)
 
-    def ended(self, record: RequestRecord, error: GatewayError | None) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """It left it."""
         for observer in self._observers:
-            observer.ended(record, error)
+            observer.ended(record)
 
-    def refused(self, record: RequestRecord, error: GatewayError) -> None:
+    def refused(self, record: RequestRecord) -> None:
         """A request was refused at the door."""
         for observer in self._observers:
-            observer.refused(record, error)
+            observer.refused(record)

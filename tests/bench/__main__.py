@@ -23,7 +23,8 @@ from rich.table import Table
 
 from gateway.backends.http_client import HttpClient
 from gateway.core.rate_limit import Charge, decide
-from gateway.core.routing import RuleSet, parse_rules, plan
+from gateway.core.routing import plan
+from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.sse import SseParser
 from gateway.core.types import Caller, InferenceRequest
 from gateway.serve import bind
@@ -53,7 +54,7 @@ def decisions() -> Table:
         id="x", task="t199", caller=Caller(key_id="k", tenant="t"), input=None, received_us=0, deadline_us=1
     )
     rule_set = RuleSet(revision=1, rules=rules)
-    charge = Charge(key="k", name="n", limit=60, emission_interval_us=1_000_000, burst=60)
+    charge = Charge(key="k", name="n", emission_interval_us=1_000_000, burst=60)
     event = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
     parser = SseParser()
     for name, call in (

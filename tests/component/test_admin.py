@@ -9,8 +9,9 @@ import pytest
 
 from gateway.admin.app import create_admin_app
 from gateway.admin.door import MAX_BODY_BYTES
-from gateway.core.routing import RuleSet, StaleRevision, check_targets, parse_rules
-from gateway.stores.redis_rules import RedisRules, RedisRuleStore
+from gateway.core.errors import StaleRevision
+from gateway.core.rules import RuleSet, check_targets, parse_rules
+from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
 from tests.kit.redis_switch import RedisSwitch
 
@@ -36,7 +37,9 @@ def store(redis_client, redis_prefix) -> RedisRuleStore:
 
 @pytest.fixture
 async def workers(redis_client, redis_prefix):
-    made = [RedisRules(redis_client, redis_prefix, SEED, lambda r: check_targets(r, **KNOWN), f"w{n}") for n in (1, 2)]
+    made = [
+        RedisRuleSource(redis_client, redis_prefix, SEED, lambda r: check_targets(r, **KNOWN), f"w{n}") for n in (1, 2)
+    ]
     for worker in made:
         await worker.start()
     yield made
@@ -190,9 +193,25 @@ async def test_a_bad_set_is_refused_whole_and_the_old_one_serves(admin, workers,
     assert good.json()["applied"]["workers"] == 2
 
 
+async def test_what_was_read_can_be_put_back_as_it_is(admin, workers):
+    read = (await admin.get("/rules")).json()
+    put = await admin.put("/rules", json=read)
+    assert put.status_code == 200
+    stale = await admin.put("/rules", json={**read, "revision": read["revision"] + 5})
+    is_problem(stale, 412, "revision_stale")
+
+
+async def test_a_task_left_without_a_rule_is_warned_of(admin, workers):
+    told = (await admin.post("/rules/validate", json={"rules": []})).json()
+    assert told["warnings"] == [
+        f"no enabled rule takes the task '{t}': its requests are refused" for t in KNOWN["tasks"]
+    ]
+
+
 async def test_validate_takes_nothing(admin, workers):
     answer = await admin.post("/rules/validate", json={"rules": [rule("new")]})
-    assert answer.json() == {"valid": True, "rules": [rule("new")]}
+    told = answer.json()
+    assert (told["valid"], told["rules"]) == (True, [rule("new")])
     assert [w.current().revision for w in workers] == [1, 1]
 
 

@@ -1,6 +1,7 @@
 """Bodies that are too large, too slow, or never come whole, on a real socket."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -69,6 +70,22 @@ async def test_the_key_is_checked_before_the_body():
         head = f"{HEAD.format(key='wrong')}content-length: 900000\r\nexpect: 100-continue\r\n\r\n".encode()
         answer = await raw(gw, head)
     assert status_of(answer) == 401
+
+
+async def test_a_refused_body_is_not_read_for_ever():
+    async with running([ScriptedBackend("triton", [embedding()])], max_body_bytes=10_000) as gw:
+        host, port = gw.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"{HEAD.format(key='wrong')}content-length: 100000000\r\n\r\n".encode())
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                while sent < 50_000_000:
+                    writer.write(b"x" * 65536)
+                    await writer.drain()
+                    sent += 65536
+        writer.close()
+    assert sent < 20_000_000  # twice the bound, and what the kernel holds on both sides
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ import numpy as np
 import openai
 import pytest
 
-from gateway.backends.scripted import ScriptedBackend
+from gateway.api.openai import EventStream
+from gateway.backends.scripted import Pause, ScriptedBackend
 from gateway.core.errors import Fault, FaultKind
-from gateway.core.types import Delta, Message, Usage
+from gateway.core.types import Delta, Message, Metered, Place, Usage
 from tests.kit.app import KEY, embedding, running
 from tests.kit.wait import until
 
+SMOLLM2 = Place(backend="llm", model="smollm2")
 CHAT = "/v1/chat/completions"
 ASK = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}]}
 WHOLE = (
@@ -65,13 +67,13 @@ async def test_a_stream_comes_as_it_is_made():
 
 
 async def test_a_stream_is_framed_and_ended_as_openai_does():
-    events = [chunk("数🙂é"), Delta(data=b'{"a":\n1}'), Delta(data=b"", usage=Usage(output_tokens=9))]
+    events = [chunk("数🙂é"), Delta(data=b'{"a": 1}'), Metered(usage=Usage(output_tokens=9))]
     async with running([ScriptedBackend("llm", events)]) as gw:
         answer = await gw.post(CHAT, {**ASK, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["x-gateway-backend"] == "llm"
     assert "content-length" not in answer.headers
-    assert answer.content == b"data: " + events[0].data + b'\n\ndata: {"a":\ndata: 1}\n\ndata: [DONE]\n\n'
+    assert answer.content == b"data: " + events[0].data + b'\n\ndata: {"a": 1}\n\ndata: [DONE]\n\n'
     assert gw.seen.records[0].usage == Usage(output_tokens=9)
 
 
@@ -89,6 +91,57 @@ async def test_a_broken_stream_ends_with_an_error_event_and_no_done():
     assert last["error"]["code"] == "backend_error"
     assert not llm2.calls  # nothing goes to a second endpoint once a token has left
     assert gw.seen.records[0].code == "backend_error"
+
+
+async def test_a_stream_may_last_longer_than_an_attempt_may_take_to_begin():
+    slow = [chunk("a"), Pause(us=150_000), chunk("b"), Pause(us=150_000), chunk("c")]
+    llm, llm2 = ScriptedBackend("llm", slow), ScriptedBackend("llm2", [chunk("other")])
+    async with running([llm, llm2], attempt_timeout_us=100_000) as gw:
+        for _ in range(4):
+            answer = await gw.post(CHAT, {**ASK, "stream": True})
+            assert answer.content.count(b"data: ") == 4
+    assert answer.content.endswith(b"[DONE]\n\n")
+    assert gw.board.of(SMOLLM2).failures == 0
+    assert not llm2.calls
+
+
+async def test_a_stall_in_a_stream_is_the_backends_fault_a_short_deadline_is_not():
+    stalled = [chunk("a"), Pause(us=10_000_000)]
+    async with running([ScriptedBackend("llm", stalled)], attempt_timeout_us=100_000) as gw:
+        short = await gw.post(CHAT, {**ASK, "stream": True}, **{"x-timeout-ms": "60"})
+        assert gw.board.of(SMOLLM2).failures == 0
+        long = await gw.post(CHAT, {**ASK, "stream": True}, **{"x-timeout-ms": "200"})
+    assert gw.board.of(SMOLLM2).failures == 1
+    for answer in (short, long):
+        assert b"[DONE]" not in answer.content
+        assert b"backend_error" in answer.content
+
+
+@pytest.mark.parametrize("script", [[], [Metered(usage=Usage(output_tokens=1))]])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_end_without_an_answer_is_a_502(script, stream):
+    async with running([ScriptedBackend("llm", script)]) as gw:
+        answer = await gw.post(CHAT, {**ASK, "stream": stream})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "backend_error")
+
+
+async def test_a_reader_that_stops_reading_is_cut_off():
+    finished = []
+
+    async def events():
+        try:
+            while True:
+                yield chunk("x" * 1000)
+        finally:
+            finished.append(True)
+
+    async def send(message):
+        if message.get("body"):
+            await asyncio.Event().wait()
+
+    stream = EventStream(events(), headers={}, timeout_s=0.05)
+    await stream({"type": "http"}, None, send)
+    assert finished
 
 
 async def test_before_the_first_token_the_next_candidate_answers():
@@ -138,7 +191,7 @@ async def test_a_client_that_leaves_a_stream_ends_it_at_the_backend():
         await until(lambda: llm.calls[0].is_closed_early and gw.seen.records)
     assert gw.seen.records[0].code == "client_closed"
     assert gw.seen.in_flight == 0
-    assert gw.board.of("llm", "smollm2").failures == 0
+    assert gw.board.of(SMOLLM2).failures == 0
 
 
 async def test_a_client_that_leaves_before_the_answer_ends_it_at_the_backend():

@@ -96,6 +96,17 @@ async def test_without_a_key_nothing_is_read(gw, authorization):
     assert gw.seen.at_the_door[0].code == "unauthorized"
 
 
+async def test_a_charset_of_the_callers_choosing_makes_no_text_that_is_none(gw):
+    part = b'--b\r\nContent-Disposition: form-data; name="text"\r\n\r\n\\ud800\r\n--b--\r\n'
+    for charset in ("unicode_escape", "utf-16", "nonsense"):
+        kind = f"multipart/form-data; charset={charset}; boundary=b"
+        answer = await gw.http.post(EMBED, content=part, headers={"content-type": kind})
+        assert answer.status_code == 200  # read as the UTF-8 text that it is: a backslash and so on
+    bad = part.replace(b"\\ud800", b"\xff\xfe")
+    answer = await gw.http.post(EMBED, content=bad, headers={"content-type": "multipart/form-data; boundary=b"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed_request")
+
+
 @pytest.mark.parametrize(("name", "value"), [("x-timeout-ms", "soon"), ("x-timeout-ms", "0"), ("x-timeout-ms", "-5")])
 async def test_bad_headers_are_named(gw, name, value):
     answer = await gw.post(EMBED, TEXT, **{name: value})

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from gateway.admin.app import create_admin_app
 from gateway.cli.rules import app
-from gateway.core.routing import Applied, RuleSet, StaleRevision, parse_rules
+from gateway.core.errors import StaleRevision
+from gateway.core.rules import RuleSet, parse_rules
+from gateway.ports import Applied
 from tests.kit.redis import HOST, free_port
 
 TOKEN = "admin-secret"  # noqa: S105 - made up here
@@ -141,7 +143,7 @@ def test_a_rule_is_switched(gateway_rules, store, command, enabled):
 
 def test_an_unknown_rule(gateway_rules):
     done = gateway_rules("disable", "nobody")
-    assert (done.exit_code, done.stderr) == (1, "refused: no rule is named 'nobody'\n")
+    assert (done.exit_code, done.stderr) == (1, "refused: no rule is named 'nobody'; there are: canary, team/rest\n")
 
 
 def test_a_partial_application_is_a_failure_that_names_the_counts(gateway_rules, store):

@@ -16,13 +16,13 @@ from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.breaker import BreakerBoard
-from gateway.core.errors import GatewayError
-from gateway.core.routing import RuleSet, parse_rules
+from gateway.core.record import RequestRecord
+from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.tensors import from_numpy
-from gateway.core.types import Caller, Limit, RequestRecord, Tensors
+from gateway.core.types import Caller, Limit, Tensors
 from gateway.pipeline import Pipeline, Task
 from gateway.serve import bind, serve_app
-from gateway.stores.memory import MemoryLimiter, MemoryRules
+from gateway.stores.memory import MemoryLimiter, MemoryRuleSource
 from gateway.tasks.chat import Chat
 from gateway.tasks.image_classification import ImageClassification
 from gateway.tasks.text_embedding import TextEmbedding
@@ -61,18 +61,15 @@ class Recorder:
     began_tasks: list[str] = field(default_factory=list)
     records: list[RequestRecord] = field(default_factory=list)
     at_the_door: list[RequestRecord] = field(default_factory=list)
-    errors: list[GatewayError | None] = field(default_factory=list)
 
     def began(self, task: str) -> None:
         self.began_tasks.append(task)
 
-    def ended(self, record: RequestRecord, error: GatewayError | None) -> None:
+    def ended(self, record: RequestRecord) -> None:
         self.records.append(record)
-        self.errors.append(error)
 
-    def refused(self, record: RequestRecord, error: GatewayError) -> None:
+    def refused(self, record: RequestRecord) -> None:
         self.at_the_door.append(record)
-        self.errors.append(error)
 
     @property
     def in_flight(self) -> int:
@@ -86,7 +83,7 @@ class Harness:
     seen: Recorder
     board: BreakerBoard
     backends: Mapping[str, ScriptedBackend]
-    rules: MemoryRules
+    rules: MemoryRuleSource
     app: Any
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -102,7 +99,6 @@ def embedding(rows: int = 1, *, version: str = "1", tokens: int = 3, **changes: 
         outputs=tuple(from_numpy(n, a) for n, a in outputs.items() if a is not None),
         version=version,
         queue_us=1500,
-        batch_size=rows,
     )
 
 
@@ -122,7 +118,7 @@ async def running(
 ) -> AsyncIterator[Harness]:
     """Serve on an ephemeral loopback port until the block ends."""
     seen, board = Recorder(), BreakerBoard()
-    source = MemoryRules(RuleSet(revision=7, rules=parse_rules(rules)))
+    source = MemoryRuleSource(RuleSet(revision=7, rules=parse_rules(rules)))
     contracts = {
         "text-embedding": TextEmbedding(dimensions=DIMENSIONS, max_texts=4),
         "image-classification": ImageClassification(labels=LABELS),

@@ -70,17 +70,44 @@ def test_the_shipped_file_is_good():
         ("url:", "uri:", "FILE:2: backends.triton"),
         ("kind: local", "kind: loca", "FILE:3: backends.local"),
         ("text_embedding}]", "text_embedding, wieght: 3}]", "did you mean 'weight'"),
-        ("{backend: triton, model", "{backend: tritn, model", "unknown backend 'tritn' (did you mean 'triton'?)"),
+        (
+            "{backend: triton, model",
+            "{backend: tritn, model",
+            "FILE:9: rule 'embeddings': split[0].backend: unknown backend 'tritn' (did you mean 'triton'?)",
+        ),
         ("task: text-embedding}", "task: text-embeding}", "unknown task 'text-embeding'"),
         ("requests: 60", "requests: 0", "FILE:13: limits.0.requests"),
         ("per: minute", "per: fortnight", "FILE:13: limits.0.per"),
         (", key_env: DEV_KEY", "", "FILE:15: keys.0: give either key_env or key_sha256"),
-        ("limits:", "limit:", "FILE:12: limit: Extra inputs are not permitted"),
-        ("contract: text-embedding,", "", "FILE:7: tasks.text-embedding.contract: Field required"),
+        ("limits:", "limit:", "FILE:12: limit: unknown field"),
+        ("contract: text-embedding,", "", "FILE:7: tasks.text-embedding.contract: is required"),
     ],
 )
 def test_a_fault_is_told_with_its_line(tmp_path, old, new, line):
     assert line in refusal(tmp_path, GOOD.replace(old, new))
+
+
+def test_a_variable_that_is_not_set_and_has_no_default_is_a_fault(tmp_path):
+    text = GOOD.replace("requests: 60", 'requests: "${NOWHERE_SET}"')
+    assert "FILE:13: the environment variable NOWHERE_SET is not set" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        ("{kind: openai, base_url: 'http://h/v1?x=1'}", "must be an http(s) URL"),
+        ("{kind: openai, base_url: 'ftp://h/v1'}", "must be an http(s) URL"),
+        ("{kind: openai, base_url: 'http://user:secret@h/v1'}", "must be an http(s) URL"),
+    ],
+)
+def test_addresses_are_checked(tmp_path, backend, told):
+    text = GOOD.replace("tasks:", f"  llm: {backend}\ntasks:")
+    assert told in refusal(tmp_path, text)
+    assert "secret" not in refusal(tmp_path, text)
+
+
+def test_the_store_is_a_redis(tmp_path):
+    assert "FILE:16: redis.url: must begin with redis://" in refusal(tmp_path, GOOD + "redis: {url: 'http://x'}\n")
 
 
 def test_one_name_for_two_tasks_is_refused(tmp_path):

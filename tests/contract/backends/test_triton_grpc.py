@@ -66,14 +66,14 @@ def aborting(code, text):
 
 
 @asynccontextmanager
-async def served(answer=None, *, address="127.0.0.1:0", channels=1):
+async def served(answer=None, *, address="127.0.0.1:0"):
     servicer = Servicer(answer)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 8_000_000)])
     pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
     await server.start()
     url = address if address.startswith("unix:") else f"127.0.0.1:{port}"
-    backend = TritonBackend("triton", url, channels=channels)
+    backend = TritonBackend("triton", url)
     try:
         yield backend, servicer, server
     finally:
@@ -100,14 +100,11 @@ async def fault_of(backend, request=None, *, timeout_us=LONG_US):
     return caught.value.fault
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-async def test_one_answer_with_its_bytes(channels):
+async def test_one_answer_with_its_bytes():
     text = Tensor(name="T", datatype="BYTES", shape=(1,), data=b"\x02\x00\x00\x00\xff\x00")
-    async with served(channels=channels) as (backend, servicer, _):
-        for _ in range(channels):
-            assert await answer_of(backend, call(text, tensor(), outputs=("X", "T"))) == [
-                Tensors(outputs=(tensor(), text), version="1")
-            ]
+    async with served() as (backend, servicer, _):
+        answer = await answer_of(backend, call(text, tensor(), outputs=("X", "T")))
+    assert answer == [Tensors(outputs=(tensor(), text), version="1")]
     assert servicer.requests[0].id == "req-1"
     assert LONG_US / 2e6 < servicer.deadlines[0] < LONG_US / 0.5e6  # gRPC rounds; it is there, that is all
 
@@ -118,9 +115,7 @@ async def test_a_unix_socket(tmp_path):
 
 
 async def test_the_constructor_needs_no_loop_and_makes_no_channel():
-    assert TritonBackend("t", "127.0.0.1:1")._channels == []
-    with pytest.raises(ValueError, match="channel"):
-        TritonBackend("t", "127.0.0.1:1", channels=0)
+    assert TritonBackend("t", "127.0.0.1:1")._channel is None
 
 
 async def test_large_tensors_pass():  # TN-13
@@ -200,7 +195,7 @@ async def test_a_server_that_dies_and_one_that_is_not_there():
         await server.stop(0)
         assert (await task).kind is FaultKind.UNAVAILABLE
         assert (await fault_of(backend)).kind is FaultKind.UNAVAILABLE
-        for asked in (backend.probe("good", ""), backend.statistics(), backend.batch_sizes()):
+        for asked in (backend.probe("good", ""), backend.batch_sizes()):
             with pytest.raises(BackendError) as caught:
                 await asked
             assert caught.value.fault.kind is FaultKind.UNAVAILABLE
@@ -214,10 +209,8 @@ async def test_probe():
     assert caught.value.fault.kind is FaultKind.UNAVAILABLE
 
 
-async def test_statistics():
+async def test_batch_sizes():
     async with served() as (backend, _, _):
-        (stats,) = await backend.statistics("m")
-        assert (stats.inference_count, stats.execution_count) == (6, 2)
         assert await backend.batch_sizes() == {"m": {3: 2}}
 
 

@@ -36,9 +36,7 @@ async def limiter(request, redis_server, redis_prefix):
 
 
 def charge(key: str = "k", *, burst: int = 3, interval_us: int = HOUR, cost: int = 1) -> Charge:
-    return Charge(
-        key=key, owner="o", name=f"limit {key}", limit=burst, emission_interval_us=interval_us, burst=burst, cost=cost
-    )
+    return Charge(key=key, owner="o", name=f"limit {key}", emission_interval_us=interval_us, burst=burst, cost=cost)
 
 
 async def test_remaining_falls_2_1_0_and_then_refuses(limiter):

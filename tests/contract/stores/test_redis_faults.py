@@ -20,7 +20,7 @@ BOUND_S = 5.0  # no test waits for this; a hang would
 
 
 def charge(key: str = "k", *, burst: int = 5, interval_us: int = HOUR) -> Charge:
-    return Charge(key=key, owner="o", name="n", limit=burst, emission_interval_us=interval_us, burst=burst)
+    return Charge(key=key, owner="o", name="n", emission_interval_us=interval_us, burst=burst)
 
 
 @pytest.fixture

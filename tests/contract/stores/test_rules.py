@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.core.routing import RuleError, RuleSet, RulesUnavailable, StaleRevision, check_targets, parse_rules
+from gateway.core.errors import RulesUnavailable, StaleRevision
+from gateway.core.rules import RuleError, RuleSet, check_targets, parse_rules
 from gateway.stores import redis_rules
-from gateway.stores.memory import MemoryRules
-from gateway.stores.redis_rules import RedisRules, RedisRuleStore
+from gateway.stores.memory import MemoryRuleSource
+from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
 from tests.kit.redis import RedisServer
 from tests.kit.redis_switch import RedisSwitch
@@ -42,9 +43,9 @@ async def started():
     """Makes workers that are closed at the end."""
     workers, clients = [], []
 
-    async def start(url: str, prefix: str, worker_id: str = "w1", seed: RuleSet = SEED) -> RedisRules:
+    async def start(url: str, prefix: str, worker_id: str = "w1", seed: RuleSet = SEED) -> RedisRuleSource:
         clients.append(connect(url))
-        workers.append(RedisRules(clients[-1], prefix, seed, validate, worker_id))
+        workers.append(RedisRuleSource(clients[-1], prefix, seed, validate, worker_id))
         await workers[-1].start()
         return workers[-1]
 
@@ -56,7 +57,7 @@ async def started():
 
 
 @pytest.fixture
-async def worker(started, redis_server, redis_prefix) -> RedisRules:
+async def worker(started, redis_server, redis_prefix) -> RedisRuleSource:
     return await started(redis_server.url, redis_prefix)
 
 
@@ -74,7 +75,7 @@ def store(redis_client, redis_prefix):
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 async def test_a_source_serves_its_seed_and_then_what_replaced_it(kind, started, store, redis_server, redis_prefix):
     if kind == "memory":
-        source = MemoryRules(SEED)
+        source = MemoryRuleSource(SEED)
         assert source.current().rules == SEED.rules
         source.replace(RuleSet(revision=2, rules=rules("new")))
     else:
@@ -276,7 +277,7 @@ async def test_applied_answers_even_when_redis_is_gone(redis_server, redis_prefi
 
 async def test_workers_report_themselves_and_leave_when_they_close(store, redis_server, redis_client, redis_prefix):
     client = connect(redis_server.url)
-    workers = [RedisRules(client, redis_prefix, SEED, validate, f"w{n}") for n in (2, 1)]
+    workers = [RedisRuleSource(client, redis_prefix, SEED, validate, f"w{n}") for n in (2, 1)]
     for worker in workers:
         await worker.start()
     reports = await store.workers()

@@ -3,7 +3,7 @@ import pytest
 
 from gateway.backends.openai_codec import ChatStream, encode, message, usage_of
 from gateway.core.errors import BackendError, FaultKind
-from gateway.core.types import ChatPayload, Delta, Usage
+from gateway.core.types import ChatPayload, Delta, Metered, Usage
 
 
 def sent(body, *, stream=False):
@@ -111,15 +111,15 @@ def test_chunks_pass_untouched(step):
 
 
 def test_our_own_usage_chunk_is_not_to_be_sent():
-    assert deltas(sse(PLAIN, USAGE, b"[DONE]"))[1] == Delta(data=b"", usage=COUNTS)
+    assert deltas(sse(PLAIN, USAGE, b"[DONE]"))[1:] == [Metered(usage=COUNTS)]
 
 
 def test_the_callers_usage_chunk_is():
-    assert deltas(sse(PLAIN, USAGE, b"[DONE]"), drop_usage=False)[1] == Delta(data=USAGE, usage=COUNTS)
+    assert deltas(sse(PLAIN, USAGE, b"[DONE]"), drop_usage=False)[1:] == [Delta(data=USAGE), Metered(usage=COUNTS)]
 
 
 def test_usage_beside_choices_stays_where_it_is():
-    assert deltas(sse(BOTH, b"[DONE]")) == [Delta(data=BOTH, usage=COUNTS)]
+    assert deltas(sse(BOTH, b"[DONE]")) == [Delta(data=BOTH), Metered(usage=COUNTS)]
 
 
 def test_a_chunk_without_choices_or_usage_passes():

@@ -16,7 +16,16 @@ from gateway.core.errors import FaultKind as K
         ("NOT_FOUND", "Request for unknown model: 'std' version 7 is not found", K.UNKNOWN_MODEL),
         ("NOT_FOUND", "Request for unknown model: 'm' has no available versions", K.UNKNOWN_MODEL),
         ("NOT_FOUND", "no such label", K.REFUSED_INPUT),
-        ("INVALID_ARGUMENT", "unexpected inference input 'Q' for model 'std'", K.REFUSED_INPUT),
+        ("INVALID_ARGUMENT", "unexpected inference input 'Q' for model 'std'", K.MISFIT),
+        ("INVALID_ARGUMENT", "unexpected inference output 'NOPE' for model 'std'", K.MISFIT),
+        (
+            "INVALID_ARGUMENT",
+            "[request id: x] inference input 'X' data-type is 'FP32', but model 's' expects 'INT32'",
+            K.MISFIT,
+        ),
+        ("INVALID_ARGUMENT", "[request id: x] expected 2 inputs but got 1 inputs for model 'two'.", K.MISFIT),
+        ("INVALID_ARGUMENT", "[request id: x] inference request batch-size must be <= 4 for 'std'", K.MISFIT),
+        ("INVALID_ARGUMENT", "in ensemble 'image_classification', IMAGE: not a decodable image", K.REFUSED_INPUT),
         (
             "INVALID_ARGUMENT",
             "failed to get model version from specified version string 'abc' (details: stoll)",

@@ -2,15 +2,16 @@
 
 import pytest
 
-from gateway.core.attempts import CONSEQUENCES, MIN_ATTEMPT_US, GiveUp, Try, next_attempt
-from gateway.core.errors import Fault, FaultKind
-from gateway.core.routing import Plan, Target
+from gateway.core.attempts import CONSEQUENCES, MIN_ATTEMPT_US, GiveUp, Try, blames_backend, next_attempt
+from gateway.core.errors import Fault, FaultKind, error_headers
+from gateway.core.routing import Plan
+from gateway.core.types import Place
 
-A, B = Target(backend="a", model="m"), Target(backend="b", model="m")
+A, B = Place(backend="a", model="m"), Place(backend="b", model="m")
 
 
-def plan(*targets: Target) -> Plan:
-    return Plan(rule="r", revision=1, candidates=targets, reasons=())
+def plan(*places: Place) -> Plan:
+    return Plan(rule="r", revision=1, candidates=places)
 
 
 def step(candidates, faults=(), *, now_us=0, deadline_us=1_000_000, attempt_timeout_us=300_000):
@@ -28,16 +29,17 @@ def test_every_kind_of_fault_has_its_consequence():
 
 
 def test_the_first_attempt_leaves_time_for_the_next():
-    assert step([A, B]) == Try(target=A, timeout_us=300_000)
+    assert step([A, B]) == Try(place=A, begin_within_us=300_000, timeout_us=1_000_000)
 
 
 def test_the_last_candidate_gets_all_that_is_left():
-    assert step([A]) == Try(target=A, timeout_us=1_000_000)
-    assert step([A, B], [FaultKind.TIMEOUT], now_us=400_000) == Try(target=B, timeout_us=600_000)
+    assert step([A]) == Try(place=A, begin_within_us=1_000_000, timeout_us=1_000_000)
+    last = Try(place=B, begin_within_us=600_000, timeout_us=600_000)
+    assert step([A, B], [FaultKind.TIMEOUT], now_us=400_000) == last
 
 
 def test_an_attempt_never_outlives_the_deadline():
-    assert step([A, B], deadline_us=100_000) == Try(target=A, timeout_us=100_000)
+    assert step([A, B], deadline_us=100_000) == Try(place=A, begin_within_us=100_000, timeout_us=100_000)
 
 
 @pytest.mark.parametrize("left_us", [-5, 0, MIN_ATTEMPT_US - 1])
@@ -61,10 +63,37 @@ def test_the_callers_own_faults_never_blame_a_backend():
     assert not CONSEQUENCES[FaultKind.OVERLOADED].blames_backend
 
 
-def test_retry_after_is_the_backends_or_one_probe():
+def test_nobody_to_ask_is_a_503_that_names_the_rule():
+    assert "rule 'r'" in step([]).error.detail
+    nowhere = next_attempt(
+        Plan(rule="", revision=1, candidates=()), [], now_us=0, deadline_us=10**6, attempt_timeout_us=1
+    )
+    assert nowhere.error.detail == "no enabled rule routes this task"
+    assert nowhere.error.code == "no_healthy_backend"
+
+
+@pytest.mark.parametrize(
+    ("kind", "waited_us", "blamed"),
+    [
+        (FaultKind.TIMEOUT, 300_000, True),
+        (FaultKind.TIMEOUT, 299_000, True),  # a timer may fire a little early
+        (FaultKind.TIMEOUT, 80_000, False),  # the caller's own short timeout
+        (FaultKind.TIMEOUT, 0, False),  # the caller read too slowly
+        (FaultKind.BROKEN, 0, True),
+        (FaultKind.OVERLOADED, 300_000, False),
+        (FaultKind.REFUSED_INPUT, 300_000, False),
+    ],
+)
+def test_whose_fault_it_is(kind, waited_us, blamed):
+    fault = Fault(kind=kind, message="m")
+    assert blames_backend(fault, waited_us=waited_us, attempt_timeout_us=300_000) is blamed
+
+
+def test_retry_after_is_the_backends_own():
     fault = Fault(kind=FaultKind.OVERLOADED, message="m", retry_after_us=7_000_000)
     told = next_attempt(plan(A), [fault], now_us=0, deadline_us=10**6, attempt_timeout_us=10**5)
     assert isinstance(told, GiveUp)
     assert told.error.retry_after_us == 7_000_000
-    assert step([A], [FaultKind.UNAVAILABLE]).error.retry_after_us == 1_000_000
-    assert step([A], [FaultKind.BROKEN]).error.retry_after_us is None
+    assert error_headers(told.error)["retry-after"] == "7"
+    assert error_headers(step([A], [FaultKind.UNAVAILABLE]).error)["retry-after"] == "1"
+    assert "retry-after" not in error_headers(step([A], [FaultKind.BROKEN]).error)

@@ -1,8 +1,12 @@
 """The breaker's states as timelines."""
 
+from dataclasses import replace
+
 from gateway.core.breaker import COOL_DOWN_US, FAILURES_TO_OPEN, BreakerBoard
 from gateway.core.errors import FaultKind
+from gateway.core.types import Place
 
+HERE = Place(backend="b", model="m", version="1")
 DOWN, BROKEN = FaultKind.UNAVAILABLE, FaultKind.BROKEN
 
 
@@ -12,15 +16,20 @@ class Timeline:
         self.now_us = 1
 
     def end(self, *, answered=False, fault=None):
-        self.board.trying("b", "m", now_us=self.now_us, timeout_us=1000)
-        self.board.ended("b", "m", now_us=self.now_us, answered=answered, fault=fault)
+        self.board.trying(HERE, now_us=self.now_us, timeout_us=1000)
+        if answered:
+            self.board.answered(HERE)
+        elif fault:
+            self.board.failed(HERE, now_us=self.now_us, fault=fault)
+        else:
+            self.board.released(HERE)
 
     def probe(self, fault=None):
-        self.board.probed("b", "m", now_us=self.now_us, fault=fault)
+        self.board.probed(HERE, now_us=self.now_us, fault=fault)
 
     @property
     def why_not(self):
-        return self.board.of("b", "m").why_not(self.now_us)
+        return self.board.of(HERE).why_not(self.now_us)
 
 
 def test_failures_in_a_row_open_it():
@@ -79,9 +88,9 @@ def test_half_open_lets_one_request_try_and_its_end_decides():
         line.end(fault=BROKEN)
     line.now_us += COOL_DOWN_US
     assert line.why_not is None
-    line.board.trying("b", "m", now_us=line.now_us, timeout_us=1000)
+    line.board.trying(HERE, now_us=line.now_us, timeout_us=1000)
     assert line.why_not == "breaker half-open: a trial request is under way"
-    line.board.ended("b", "m", now_us=line.now_us, answered=False, fault=BROKEN)
+    line.board.failed(HERE, now_us=line.now_us, fault=BROKEN)
     assert line.why_not == "breaker open: broken"
     line.now_us += COOL_DOWN_US
     line.end(answered=True)
@@ -100,7 +109,7 @@ def test_a_trial_whose_end_never_comes_holds_the_place_no_longer_than_its_own_ti
     line = Timeline()
     line.probe(DOWN)
     line.now_us += COOL_DOWN_US
-    line.board.trying("b", "m", now_us=line.now_us, timeout_us=1000)
+    line.board.trying(HERE, now_us=line.now_us, timeout_us=1000)
     line.now_us += 1000
     assert line.why_not is None
 
@@ -108,6 +117,24 @@ def test_a_trial_whose_end_never_comes_holds_the_place_no_longer_than_its_own_ti
 def test_breakers_are_apart():
     line = Timeline()
     line.probe(DOWN)
-    assert line.board.of("b", "other").why_not(1) is None
-    assert line.board.of("other", "m").why_not(1) is None
-    assert set(line.board.all()) == {("b", "m")}
+    for other in (replace(HERE, model="o"), replace(HERE, backend="o"), replace(HERE, version="2")):
+        assert line.board.of(other).why_not(1) is None
+    assert set(line.board.all()) == {HERE}
+    line.board.keep_only([])
+    assert line.board.all() == {}
+
+
+def test_late_failures_do_not_hide_that_it_was_away():
+    line = Timeline()
+    line.probe(DOWN)
+    line.end(fault=DOWN)
+    line.probe()
+    assert line.why_not is None
+
+
+def test_request_failures_alone_are_not_cleared_by_a_probe():
+    line = Timeline()
+    for _ in range(FAILURES_TO_OPEN):
+        line.end(fault=DOWN)
+    line.probe()
+    assert line.why_not == "breaker open: unavailable"

@@ -11,7 +11,7 @@ NOW = 1_700_000_000_000_000
 
 
 def one_per_second(burst: int = 3, *, cost: int = 1, key: str = "k") -> Charge:
-    return Charge(key=key, name="n", limit=burst, emission_interval_us=SECOND, burst=burst, cost=cost)
+    return Charge(key=key, name="n", emission_interval_us=SECOND, burst=burst, cost=cost)
 
 
 def play(charge: Charge, instants: list[int]) -> list[Outcome]:

@@ -103,7 +103,7 @@ def test_options_survive_the_way_into_the_background(run, config):
         run=run, config=config, auto_ports=True, workers=2, without=frozenset({"triton", "llm"}), environ={}
     )
     command = launch.supervisor_command(options)
-    assert command[1:5] == ["-m", "gateway.cli.stack", "up", "--background"]
+    assert command[1:5] == ["-m", "gateway", "up", "--background"]
     assert command[5:] == shlex.split(
         f"--run-dir {run.path} --config {config} --ports auto --workers 2 --without llm --without triton"
     )

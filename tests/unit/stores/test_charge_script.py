@@ -31,9 +31,7 @@ histories = st.lists(
 
 
 def charge(counter: int, cost: int, burst: int) -> Charge:
-    return Charge(
-        key=str(counter), name="n", limit=burst, emission_interval_us=INTERVALS_US[counter], burst=burst, cost=cost
-    )
+    return Charge(key=str(counter), name="n", emission_interval_us=INTERVALS_US[counter], burst=burst, cost=cost)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_lua_equals_python_on_random_histories(script, history, burst):
 @pytest.mark.parametrize("interval", INTERVALS_US)
 def test_every_counter_expires_when_its_time_has_passed(script, redis_server, interval):
     key = f"ttl:{uuid.uuid4().hex}"
-    charged = Charge(key=key, name="n", limit=9, emission_interval_us=interval, burst=9)
+    charged = Charge(key=key, name="n", emission_interval_us=interval, burst=9)
     (outcome,) = run(script, "", [charged], NOW)
     with redis.Redis(port=redis_server.port) as client:
         left_ms = client.pttl(key)
@@ -79,14 +77,14 @@ def test_every_counter_expires_when_its_time_has_passed(script, redis_server, in
 
 def test_a_charge_of_nothing_leaves_no_key_without_expiry(script, redis_server):
     key = f"ttl:{uuid.uuid4().hex}"
-    run(script, "", [Charge(key=key, name="n", limit=1, emission_interval_us=1, burst=1, cost=0)], "")
+    run(script, "", [Charge(key=key, name="n", emission_interval_us=1, burst=1, cost=0)], "")
     with redis.Redis(port=redis_server.port) as client:
         assert client.pttl(key) != -1
 
 
 def test_it_takes_its_time_from_redis(script, redis_server):
     key = f"time:{uuid.uuid4().hex}"
-    (outcome,) = run(script, "", [Charge(key=key, name="n", limit=1, emission_interval_us=10**9, burst=1)], "")
+    (outcome,) = run(script, "", [Charge(key=key, name="n", emission_interval_us=10**9, burst=1)], "")
     with redis.Redis(port=redis_server.port) as client:
         seconds, _ = client.time()
     assert abs(outcome.tat_us - 10**9 - seconds * 10**6) < 10**7

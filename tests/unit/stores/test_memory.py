@@ -1,11 +1,11 @@
 from dataclasses import replace
 
 from gateway.core.rate_limit import Charge
-from gateway.core.routing import RuleSet
-from gateway.stores.memory import MemoryLimiter, MemoryRules
+from gateway.core.rules import RuleSet
+from gateway.stores.memory import MemoryLimiter, MemoryRuleSource
 
 SECOND = 1_000_000
-ONE = Charge(key="k", name="n", limit=2, emission_interval_us=SECOND, burst=2)
+ONE = Charge(key="k", name="n", emission_interval_us=SECOND, burst=2)
 
 
 class Clock:
@@ -45,7 +45,7 @@ async def test_the_number_of_counters_is_bounded_and_the_fullest_stay():
 
 def test_rules_are_replaced_whole():
     first, second = (RuleSet(revision=n, rules=()) for n in (1, 2))
-    rules = MemoryRules(first)
+    rules = MemoryRuleSource(first)
     assert rules.current() is first
     rules.replace(second)
     assert rules.current() is second

@@ -1,0 +1,42 @@
+"""Whole answers: from the pipeline's events to a JSON response with its headers."""
+
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from gateway.api.headers import limit_headers, route_headers
+from gateway.core.errors import InternalError
+from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started
+from gateway.pipeline import Pipeline
+
+
+async def unary(pipeline: Pipeline, request: InferenceRequest) -> tuple[Started, Answer | Message, Finished]:
+    """The events of an answer that comes whole."""
+    started: Started | None = None
+    answer: Answer | Message | None = None
+    finished: Finished | None = None
+    async with aclosing(pipeline.handle(request)) as events:
+        async for event in events:
+            match event:
+                case Started():
+                    started = event
+                case Answer() | Message():
+                    answer = event
+                case Finished():
+                    finished = event
+    if started is None or answer is None or finished is None:
+        raise InternalError("the answer came without its parts")
+    return started, answer, finished
+
+
+def json_answer(document: Any, started: Started | None = None) -> Response:
+    """`document` as JSON; numpy arrays are written as they are, without a copy into Python numbers."""
+    body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, media_type="application/json", headers=answer_headers(started) if started else None)
+
+
+def answer_headers(started: Started) -> dict[str, str]:
+    """The state of the limits and the route taken."""
+    return limit_headers(started.verdict) | route_headers(started.route)

@@ -1,0 +1,48 @@
+"""One record per request, for logs and metrics. Never holds bodies, prompts or secrets."""
+
+from dataclasses import dataclass, field
+
+from gateway.core.errors import Fault, GatewayError
+from gateway.core.routing import Plan
+from gateway.core.types import Route, Timing, Usage
+
+OK_STATUS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """How a request went. `error` None: a whole answer was given.
+
+    `plan` is None where the request did not get so far; `faults` has one entry for each failed attempt.
+    """
+
+    id: str
+    task: str
+    tenant: str
+    key_id: str
+    total_us: int
+    error: GatewayError | None = None
+    stream: bool = False
+    plan: Plan | None = None
+    faults: tuple[Fault, ...] = ()
+    route: Route | None = None
+    timing: Timing | None = None
+    usage: Usage = field(default_factory=Usage)
+    degraded: bool = False
+
+    @property
+    def code(self) -> str:
+        """`ok`, or the error's."""
+        return self.error.code if self.error else "ok"
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.error.status if self.error else OK_STATUS
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why each place was not taken, or what became of it."""
+        refused = (f"{place}: {why}" for place, why in (self.plan.refusals if self.plan else ()))
+        tried = (f"attempt: {fault.kind.value}: {fault.message}" for fault in self.faults)
+        return (*refused, *tried)

@@ -1,0 +1,215 @@
+"""Routing rules: what they are, and how they are read from documents (YAML, JSON, Redis).
+
+A rule set is parsed whole or refused whole, so that a bad edit changes nothing. A field that this version does not
+honour is refused by name: silence would be a wrong route.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
+
+from gateway.core.types import Place
+
+ANY = "*"
+MAX_RULES = 1000  # a bound on what one edit may ask of every worker
+MAX_WEIGHT = 1_000_000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_Choice = TypeVar("_Choice", bound=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A place in a rule, with its weight in a split (0 = never)."""
+
+    backend: str
+    model: str
+    version: str = ""
+    weight: int = 1
+
+    @property
+    def place(self) -> Place:
+        """The same without its weight."""
+        return Place(backend=self.backend, model=self.model, version=self.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which requests a rule takes; `*` takes all."""
+
+    task: str = ANY
+    tenant: str = ANY
+
+    def takes(self, *, task: str, tenant: str) -> bool:
+        """Whether a request of `tenant` for `task` is this rule's."""
+        return self.task in (ANY, task) and self.tenant in (ANY, tenant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`split` shares requests by weight; `fallback` follows in order when none of them can answer."""
+
+    name: str
+    match: Match
+    split: tuple[Target, ...]
+    strategy: Literal["weighted", "ordered"] = "weighted"
+    sticky_by: Literal["request", "tenant"] = "request"
+    fallback: tuple[Target, ...] = ()
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSet:
+    """A whole set of rules under one revision; `revision` 0 is the configuration file's own."""
+
+    revision: int
+    rules: tuple[Rule, ...]
+
+    def rule_for(self, *, task: str, tenant: str) -> Rule | None:
+        """The first enabled rule that takes such a request."""
+        for rule in self.rules:
+            if rule.enabled and rule.match.takes(task=task, tenant=tenant):
+                return rule
+        return None
+
+
+# --- rules as documents (YAML, JSON, Redis) -----------------------------------------------------
+
+
+class RuleError(ValueError):
+    """A rule set that cannot be taken; the text names the rule and the field."""
+
+
+def parse_rules(document: object) -> tuple[Rule, ...]:
+    """Read a list of rule mappings. Raises `RuleError`; never takes a part of a set."""
+    if not isinstance(document, Sequence) or isinstance(document, str | bytes):
+        raise RuleError("rules: must be a list")
+    if len(document) > MAX_RULES:
+        raise RuleError(f"rules: {len(document)} rules, at most {MAX_RULES} are taken")
+    rules = tuple(_rule(entry, at=f"rules[{i}]") for i, entry in enumerate(document))
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.name in seen:
+            raise RuleError(f"rule '{rule.name}': name is used twice")
+        seen.add(rule.name)
+    return rules
+
+
+def rules_document(rules: Iterable[Rule]) -> list[dict[str, Any]]:
+    """The inverse of `parse_rules`, in plain lists and dicts."""
+    return [
+        {**asdict(rule), "split": _targets_document(rule.split), "fallback": _targets_document(rule.fallback)}
+        for rule in rules
+    ]
+
+
+def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iterable[str]) -> None:
+    """Raise `RuleError` for a rule that names a backend or a task which the configuration lacks."""
+    known_backends, known_tasks = set(backends), set(tasks)
+    for rule in rules:
+        if rule.match.task != ANY and rule.match.task not in known_tasks:
+            raise RuleError(
+                f"rule '{rule.name}': match.task: unknown task '{rule.match.task}'"
+                + _suggest(rule.match.task, known_tasks)
+            )
+        for field, targets in (("split", rule.split), ("fallback", rule.fallback)):
+            for i, target in enumerate(targets):
+                if target.backend not in known_backends:
+                    raise RuleError(
+                        f"rule '{rule.name}': {field}[{i}].backend: unknown backend '{target.backend}'"
+                        + _suggest(target.backend, known_backends)
+                    )
+
+
+def unrouted(rules: Iterable[Rule], tasks: Iterable[str]) -> tuple[str, ...]:
+    """The tasks that no enabled rule takes: their requests would all be refused."""
+    routed = {rule.match.task for rule in rules if rule.enabled}
+    return () if ANY in routed else tuple(task for task in tasks if task not in routed)
+
+
+def _rule(entry: object, *, at: str) -> Rule:
+    fields = _mapping(entry, at)
+    name = _name(fields.get("name"), f"{at}: name")
+    at = f"rule '{name}'"
+    _known(fields, ("name", "match", "split", "strategy", "sticky_by", "fallback", "enabled"), at)
+    enabled = fields.get("enabled", True)
+    if not isinstance(enabled, bool):
+        raise RuleError(f"{at}: enabled: must be true or false")
+    split = _targets(fields.get("split", ()), f"{at}: split")
+    if not split:
+        raise RuleError(f"{at}: split: at least one target is needed")
+    if not any(t.weight for t in split) and not fields.get("fallback"):
+        raise RuleError(f"{at}: split: every weight is 0 and there is no fallback")
+    return Rule(
+        name=name,
+        match=_match(fields.get("match", {}), f"{at}: match"),
+        split=split,
+        strategy=_choice(fields.get("strategy", "weighted"), ("weighted", "ordered"), f"{at}: strategy"),
+        sticky_by=_choice(fields.get("sticky_by", "request"), ("request", "tenant"), f"{at}: sticky_by"),
+        fallback=_targets(fields.get("fallback", ()), f"{at}: fallback"),
+        enabled=enabled,
+    )
+
+
+def _match(entry: object, at: str) -> Match:
+    fields = _mapping(entry, at)
+    _known(fields, ("task", "tenant"), at)
+    return Match(**{k: v if v == ANY else _name(v, f"{at}.{k}") for k, v in fields.items()})
+
+
+def _targets(entry: object, at: str) -> tuple[Target, ...]:
+    if not isinstance(entry, Sequence) or isinstance(entry, str | bytes):
+        raise RuleError(f"{at}: must be a list of targets")
+    return tuple(_target(item, f"{at}[{i}]") for i, item in enumerate(entry))
+
+
+def _target(entry: object, at: str) -> Target:
+    fields = _mapping(entry, at)
+    _known(fields, ("backend", "model", "version", "weight"), at)
+    weight = fields.get("weight", 1)
+    if not isinstance(weight, int) or isinstance(weight, bool) or not 0 <= weight <= MAX_WEIGHT:
+        raise RuleError(f"{at}.weight: must be a whole number from 0 to {MAX_WEIGHT}")
+    version = fields.get("version", "")
+    if not isinstance(version, str) or not (version == "" or version.isdecimal()):
+        raise RuleError(f'{at}.version: must be a quoted number such as "2"')
+    return Target(
+        backend=_name(fields.get("backend"), f"{at}.backend"),
+        model=_name(fields.get("model"), f"{at}.model"),
+        version=version,
+        weight=weight,
+    )
+
+
+def _targets_document(targets: Iterable[Target]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in asdict(t).items() if (k, v) != ("version", "")} for t in targets]
+
+
+def _mapping(entry: object, at: str) -> Mapping[str, Any]:
+    if not isinstance(entry, Mapping) or not all(isinstance(k, str) for k in entry):
+        raise RuleError(f"{at}: must be a mapping")
+    return entry
+
+
+def _known(fields: Mapping[str, Any], known: Sequence[str], at: str) -> None:
+    for field in fields:
+        if field not in known:
+            raise RuleError(f"{at}: unknown field '{field}'{_suggest(field, known)}")
+
+
+def _name(value: object, at: str) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise RuleError(f"{at}: must be a name of letters, digits and . _ : / - (at most 128)")
+    return value
+
+
+def _choice(value: object, choices: Sequence[_Choice], at: str) -> _Choice:
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise RuleError(f"{at}: must be one of {', '.join(choices)}")
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
