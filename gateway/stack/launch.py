@@ -218,13 +218,18 @@ def down(run: RunDir, console: Console) -> None:
 
 def _stop_supervisor(run: RunDir) -> None:
     """Ask, ask again (a second signal ends the parts at once), then end it; the parts are swept after."""
+    left = state.read_pids(run)
+    one = left.processes.get(SUPERVISOR) if left is not None else None
+
+    def is_gone() -> bool:
+        # It lets go of the run directory a moment before its process ends.
+        return not state.is_running(run) and (one is None or leftovers.identity(one.pid) != one)
+
     for number, wait_s in ((signal.SIGTERM, DOWN_WITHIN_S), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-        left = state.read_pids(run)
-        one = left.processes.get(SUPERVISOR) if left is not None else None
         if one is not None and leftovers.identity(one.pid) == one:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, number)
-        if _wait_for(lambda: not state.is_running(run), wait_s if one is not None else 5.0):
+        if _wait_for(is_gone, wait_s if one is not None else 5.0):
             return
     raise StackError(f"The supervisor of {run.path} does not stop: see {run.log(SUPERVISOR)}.")
 

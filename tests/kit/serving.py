@@ -1,0 +1,108 @@
+"""`gateway serve` as a process over a configuration of the test's own, without the rest of the stack."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from gateway.serve import bind
+
+KEY = "gw-test-serving"
+RULE = {"name": "chat", "split": [{"backend": "llm", "model": "m"}]}
+
+
+@dataclass
+class Serving:
+    """A running data plane."""
+
+    process: asyncio.subprocess.Process
+    url: str
+    ops_url: str
+    log: Path
+
+    async def ask(self, **options: Any) -> httpx.Response:
+        body = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}]}
+        async with self.http() as http:
+            return await http.post("/v1/chat/completions", json={**body, **options})
+
+    def http(self) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {KEY}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    async def is_ready(self) -> int:
+        """The status of the operations listener's readiness; 0 where nobody answers."""
+        with contextlib.suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
+                return (await http.get(f"{self.ops_url}/healthz/ready")).status_code
+        return 0
+
+
+def free_port() -> int:
+    with bind("127.0.0.1", 0) as listener:
+        return listener.getsockname()[1]
+
+
+def config(folder: Path, upstream: str, **sections: Any) -> tuple[Path, int, int]:
+    """A configuration with one chat task; its file, its port and its operations port."""
+    port, ops_port = free_port(), free_port()
+    document = {
+        "server": {"port": port, "ops_port": ops_port, "drain_timeout_s": 10},
+        "backends": {"llm": {"kind": "openai", "base_url": upstream}},
+        "tasks": {"general_llm": {"contract": "chat"}},
+        "rules": [RULE],
+        "keys": [{"id": "test", "tenant": "test", "key_env": "SERVING_KEY"}],
+        **sections,
+    }
+    path = folder / "serving.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path, port, ops_port
+
+
+async def start(path: Path, *options: str) -> tuple[asyncio.subprocess.Process, Path]:
+    """Start `gateway serve`; its log lies beside the configuration."""
+    log = path.with_suffix(".log")
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "serve", "--config", str(path), *options),
+            stderr=out,
+            stdout=out,
+            env={**os.environ, "SERVING_KEY": KEY},
+        )
+    return process, log
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, upstream: str, *options: str, **sections: Any) -> AsyncIterator[Serving]:
+    """A data plane that is ready; ended with the block."""
+    path, port, ops_port = config(folder, upstream, **sections)
+    process, log = await start(path, *options)
+    running = Serving(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ops_port}", log)
+    try:
+        async with asyncio.timeout(30):
+            while await running.is_ready() != 200:
+                assert process.returncode is None, log.read_text()
+                await asyncio.sleep(0.05)
+        yield running
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(20):
+            await process.wait()
+
+
+def children(pid: int) -> Mapping[int, str]:
+    """The direct children of a process, with their command lines."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text().replace("\0", " ")
+    return found
