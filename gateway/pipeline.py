@@ -145,6 +145,7 @@ class Pipeline:
                             answer = _answer(task, request, event, walk)
                             if answer is not None:
                                 if walk.route is None:
+                                    self.board.answered(step.place)  # it works: others need not wait for the end
                                     walk.route = _route(plan, step.place, walk)
                                     yield Started(route=walk.route, verdict=walk.verdict)
                                 yield answer
@@ -159,8 +160,8 @@ class Pipeline:
 
     @contextmanager
     def _attempted(self, step: attempts.Try, task: Task, walk: Walk) -> Iterator[None]:
-        """The breaker hears of an attempt: that it is made, and how it ended."""
-        self.board.trying(step.place, now_us=self.clock(), timeout_us=step.timeout_us)
+        """The breaker hears of an attempt: that it is made, and whether it fails."""
+        self.board.trying(step.place, now_us=self.clock(), within_us=step.begin_within_us)
         try:
             yield
         except BackendError as failed:
@@ -174,8 +175,6 @@ class Pipeline:
         except BaseException:  # the caller left, or its input was bad after all: no verdict on the backend
             self.board.released(step.place)
             raise
-        else:
-            self.board.answered(step.place)
 
     async def _first(
         self, events: AsyncGenerator[BackendEvent, None], within_us: int, walk: Walk

@@ -13,19 +13,18 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import uvicorn
-from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.http_server import bind, serve_app
 from gateway.settings import EXIT_CONFIG, LOCAL_SOCKET_ENV, METRICS_DIR_ENV, ConfigError, LocalSettings, Settings
 from gateway.wiring import configure_logging, control_plane, data_plane
 
@@ -33,44 +32,9 @@ RESTART_PAUSE_S = 0.5
 MAX_RESTART_PAUSE_S = 8.0
 KILL_AFTER_S = 5.0  # beyond the drain time, before a worker is killed
 RUNTIME_START_S = 120.0  # loading large models from a slow disk takes long; more than this is a fault
-BACKLOG = 2048
 _MODULE = (sys.executable, "-m", "gateway")
 
 _log = logging.getLogger(__name__)
-
-
-class Server(uvicorn.Server):
-    """uvicorn, stopped by an event of ours instead of by signals of its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Uvicorn would raise the signal again at its end, before we have let go of what we hold."""
-        yield
-
-
-async def serve_app(
-    app: FastAPI | Starlette, sockets: list[socket.socket], stop: asyncio.Event, *, drain_s: float
-) -> None:
-    """Serve until `stop`, then finish what is in flight for at most `drain_s`."""
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
-        timeout_keep_alive=75,  # longer than the 60 s of common load balancers, so that they close first
-        h11_max_incomplete_event_size=64 * 1024,
-    )
-    server = Server(config)
-    serving = asyncio.create_task(server.serve(sockets=sockets))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        server.should_exit = True
-        stopping.cancel()
-        await serving
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -79,18 +43,6 @@ def stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `ConfigError` with one clear line."""
-    try:
-        return socket.create_server((host, port), backlog=BACKLOG, family=_family(host))
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 # --- a worker -----------------------------------------------------------------------------------
@@ -240,9 +192,12 @@ async def _shared_runtime(
         yield {}
         return
     path = folder / "local.sock"
-    models = [part for name in local.models or () for part in ("--model", name)]
-    command = ("-m", "local_runtime", "serve", "--repository", str(local.repository), "--grpc", f"unix:{path}", *models)
-    child = Child(name="local runtime", command=(sys.executable, *command), environment=environment, metrics=folder)
+    models = (part for name in local.models or () for part in ("--model", name))
+    command = (
+        *(sys.executable, "-m", "local_runtime", "serve", "--repository", str(local.repository)),
+        *("--grpc", f"unix:{path}", "--until-stdin-closes", *models),
+    )
+    child = Child(name="local runtime", command=command, environment=environment, metrics=folder)
     stop_runtime = asyncio.Event()
     running = asyncio.create_task(child.run(stop_runtime, drain_s=KILL_AFTER_S))
     try:

@@ -58,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--exit-timeout-s", type=_positive, default=30, help="seconds to finish accepted work on exit (30)"
     )
+    serve.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="also stop when standard input ends: the program that started this one is gone",
+    )
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 
@@ -74,6 +79,8 @@ async def _serve(options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if options.until_stdin_closes:
+        loop.add_reader(sys.stdin, stop.set)
     runtime = await LocalRuntime.open(
         options.repository,
         models=options.model,

@@ -56,8 +56,13 @@ def decode_request(message: Any, *, timeout_us: int | None) -> InferRequest:
             raise _refused(message, f"invalid datatype for input '{tensor.name}': '{tensor.datatype}'")
         if any(dim < 0 for dim in tensor.shape):
             raise _refused(message, f"invalid shape for input '{tensor.name}': {list(tensor.shape)}")
+        if tensor.name in inputs:
+            raise _refused(message, f"input '{tensor.name}' is given more than once")
         values = _raw_values(message, tensor, raw[position]) if raw else _typed_values(message, tensor)
-        inputs[tensor.name] = values.reshape(tuple(tensor.shape))
+        try:
+            inputs[tensor.name] = values.reshape(tuple(tensor.shape))
+        except (ValueError, OverflowError) as error:  # dimensions beyond what numpy can address, or too many of them
+            raise _refused(message, f"invalid shape for input '{tensor.name}': {list(tensor.shape)}") from error
     return InferRequest(
         model=message.model_name,
         version=message.model_version,

@@ -37,6 +37,7 @@ def create_app(api: Api) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
     )
+    app.router.redirect_slashes = False  # a redirect would answer before the key is checked
     for method, path, handler, form in PATHS:
         app.router.routes.append(Route(path, Endpoint(handler, api, form), methods=[method]))
 

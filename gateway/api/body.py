@@ -22,6 +22,9 @@ from gateway.core.errors import (
 )
 
 MAX_FORM_PARTS = 16
+MAX_EPILOGUE = 1024
+SMALL_JSON = 1024 * 1024
+MAX_JSON_CONTAINERS = 100_000  # so many lists and objects are parsed in some 20 ms; ten million would take seconds
 DRAIN_FACTOR = 2  # a refused body is read and thrown away up to this many times the bound, so that the
 DRAIN_S = 3.0  # caller gets our answer instead of a reset connection; beyond it the connection is closed
 
@@ -97,6 +100,8 @@ def json_object(headers: Headers, body: bytes) -> Mapping[str, Any]:
     kind = media_type(headers)
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType("send 'Content-Type: application/json'", field="content-type")
+    if len(body) > SMALL_JSON and body.count(b"[") + body.count(b"{") > MAX_JSON_CONTAINERS:
+        raise BodyTooLarge(f"the body holds more than {MAX_JSON_CONTAINERS} lists and objects", field="body")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -117,6 +122,9 @@ async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
     # The boundary alone: a `charset` of the caller's choosing could make text that is no text.
     _, options = parse_options_header(headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"").decode("latin-1")
+    # Without its last boundary a body was cut off, and what is missing cannot be known.
+    if not boundary or f"--{boundary}--".encode("latin-1") not in body[-len(boundary) - MAX_EPILOGUE :]:
+        raise MalformedRequest("the multipart body does not end with its boundary", field="body")
     plain = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
     parser = MultiPartParser(
         plain, whole(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=len(body)

@@ -49,7 +49,7 @@ async def embeddings(visit: Visit) -> Response:
     """`POST /v1/embeddings`, answered by the tensor backends of a text-embedding task."""
     body = json_object(visit.request.headers, visit.body)
     task = visit.enter(_task_of_model(visit.api, body, TextEmbedding.name))
-    encoding = body.get("encoding_format", "float")
+    encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):
         raise InvalidInput("must be float or base64", field="encoding_format")
     dimensions = body.get("dimensions")

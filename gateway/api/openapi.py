@@ -14,6 +14,34 @@ from gateway.tasks.chat import Chat
 
 _JSON = "application/json"
 _REF = "#/components/schemas/"
+_HEADERS = [
+    {
+        "name": "X-Timeout-Ms",
+        "in": "header",
+        "description": "the request's time in milliseconds, at most the task's own",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "taken over where it is safe, else replaced",
+        "schema": {"type": "string", "maxLength": 128, "pattern": "^[A-Za-z0-9._:-]+$"},
+    },
+]
+_TOP_K = {"name": "top_k", "in": "query", "description": "with an image/* body", "schema": {"type": "integer"}}
+_ANSWER_HEADERS = {
+    name: {"schema": {"type": kind}}
+    for name, kind in (
+        ("x-request-id", "string"),
+        ("x-gateway-backend", "string"),
+        ("x-gateway-model", "string"),
+        ("x-gateway-attempts", "integer"),
+        ("x-gateway-rule", "string"),
+        ("x-ratelimit-limit-requests", "integer"),
+        ("x-ratelimit-remaining-requests", "integer"),
+        ("x-ratelimit-reset-requests", "string"),
+    )
+}
 
 
 def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, Any]:
@@ -24,7 +52,10 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
         "/v1/tasks/{task}": {
             "parameters": [_path_parameter("task", list(tasks))],
             "get": _get("getTask", "One task"),
-            "post": _post("inferTask", "Answer one task", _task_content(), _ref("TaskAnswer")),
+            "post": {
+                **_post("inferTask", "Answer one task", _task_content(), _ref("TaskAnswer")),
+                "parameters": [*_HEADERS, _TOP_K],
+            },
         },
         "/v1/chat/completions": {
             "post": _post(
@@ -90,11 +121,16 @@ def _task_content() -> dict[str, Any]:
         "required": ["input"],
         "additionalProperties": False,
     }
-    upload = {"type": "object", "properties": {"image": {"type": "string", "format": "binary"}}}
+    binary = {"type": "string", "format": "binary"}
+    upload = {
+        "type": "object",
+        "description": "the fields of the task's input; `file` is another name for `image`",
+        "properties": {"image": binary, "file": binary, "top_k": {"type": "integer"}, "text": {"type": "string"}},
+    }
     return {
         _JSON: {"schema": body},
         "multipart/form-data": {"schema": upload},
-        "image/*": {"schema": {"type": "string", "format": "binary"}},
+        "image/*": {"schema": binary},
     }
 
 
@@ -118,6 +154,7 @@ def _embeddings_body(models: Mapping[str, str]) -> dict[str, Any]:
             "model": {"type": "string", "examples": list(models)},
             "input": {"oneOf": [text, {"type": "array", "items": text}]},
             "encoding_format": {"enum": ["float", "base64"]},
+            "dimensions": {"type": ["integer", "null"]},
         },
         "required": ["model", "input"],
     }
@@ -138,8 +175,12 @@ def _post(
     return {
         "operationId": name,
         "summary": summary,
+        "parameters": _HEADERS,
         "requestBody": {"required": True, "content": content},
-        "responses": {"200": {"description": "the answer", "content": answers}, **_errors(is_openai=is_openai)},
+        "responses": {
+            "200": {"description": "the answer", "content": answers, "headers": _ANSWER_HEADERS},
+            **_errors(is_openai=is_openai),
+        },
     }
 
 
@@ -148,7 +189,7 @@ def _get(name: str, summary: str, *, is_openai: bool = False) -> dict[str, Any]:
     return {
         "operationId": name,
         "summary": summary,
-        "responses": {"200": answer, **_errors(is_openai=is_openai, only=(401, 404))},
+        "responses": {"200": answer, **_errors(is_openai=is_openai, only=(401, 403, 404, 500))},
     }
 
 
@@ -177,14 +218,14 @@ def _errors(*, is_openai: bool, only: tuple[int, ...] | None = None) -> dict[str
         else {"application/problem+json": {"schema": _ref("Problem")}}
     )
     statuses = sorted({e.status for e in DATA_PLANE if e.status not in (405, 499)})
-    return {
-        str(status): {
-            "description": ", ".join(e.code for e in DATA_PLANE if e.status == status),
-            "content": form,
-        }
-        for status in statuses
-        if only is None or status in only
-    }
+    told = {}
+    for status in statuses:
+        if only is None or status in only:
+            codes = ", ".join(e.code for e in DATA_PLANE if e.status == status)
+            told[str(status)] = {"description": codes, "content": form}
+            if status in (429, 503):
+                told[str(status)]["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
+    return told
 
 
 def _schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class ChatRequest:
 def encode(payload: ChatPayload, model: str) -> ChatRequest:
     """The caller's body in a copy, with the backend's own model name, and usage asked for where streamed.
 
-    Raises `BackendError` REFUSED_INPUT if the body cannot be written as JSON (lone surrogates).
+    Raises `BackendError` REFUSED_INPUT if the body cannot be written as JSON (lone surrogates, 255 levels and more).
     """
     body = {**payload.body, "model": model}
     if payload.stream or body.get("stream"):
@@ -45,7 +45,10 @@ def encode(payload: ChatPayload, model: str) -> ChatRequest:
         return ChatRequest(body=orjson.dumps(body), added_usage=added_usage)
     except orjson.JSONEncodeError as error:
         raise BackendError(
-            Fault(kind=FaultKind.REFUSED_INPUT, message="the body holds text that is not valid Unicode")
+            Fault(
+                kind=FaultKind.REFUSED_INPUT,
+                message="the body is nested too deeply, or holds text that is not valid Unicode",
+            )
         ) from error
 
 

@@ -2,7 +2,8 @@
 
 By blame: the caller's input (400, 409, 413, 422 and a 404 that names no model), our account or configuration
 (401, 402, 403, redirects, a 404 without an error body, used-up quota), the model name of our route (404), too much
-load (429, 503, 529), lateness (408, 504), and everything else is the upstream's own failure.
+load (429, 503, 529), lateness (408, 504), a failure on this one request (another 5xx with an error object), and
+everything else is the upstream's own failure.
 """
 
 import math
@@ -21,6 +22,7 @@ MAX_RETRY_AFTER_US: Final = 86_400_000_000  # a day; what is longer is a mistake
 _NO_MODEL = re.compile(r"\bmodels?\b.*\b(?:not found|not exist|unknown|not available)\b", re.IGNORECASE)
 _REFUSAL_WITHOUT_BODY: Final = frozenset({400, 413, 422})
 _OK: Final = 200
+_SERVER_ERROR: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,20 @@ def _busy(_status: int, _error: UpstreamError | None) -> FaultKind:
     return FaultKind.OVERLOADED
 
 
+def _broken(_status: int, _error: UpstreamError | None) -> FaultKind:
+    return FaultKind.BROKEN
+
+
+def _otherwise(status: int, error: UpstreamError | None) -> FaultKind:
+    """Chiefly 500. With an error object the server is alive and speaks of this request.
+
+    That is how llama.cpp and others answer input that they cannot take.
+    """
+    if error is None or (status < _SERVER_ERROR and status != _OK):
+        return FaultKind.BROKEN
+    return FaultKind.UNSUPPORTED if "not supported" in (error.message or "") else FaultKind.FAILED
+
+
 JUDGES: Final[Mapping[int, Judge]] = {
     400: _caller,
     404: _not_found,
@@ -129,6 +145,7 @@ JUDGES: Final[Mapping[int, Judge]] = {
     413: _caller,
     422: _caller,
     429: _limited,
+    502: _broken,  # something before the server speaks, and the server is not there
     503: _unavailable,
     504: _late,
     529: _busy,
@@ -172,8 +189,8 @@ def fault_of(status: int, body: bytes, waiting: Waiting) -> Fault:
 
 def fault_for(status: int, error: UpstreamError | None, waiting: Waiting) -> Fault:
     """As `fault_of`, of a parsed error."""
-    judge = JUDGES.get(status)
-    kind = judge(status, error) if judge else FaultKind.BROKEN
+    judge = JUDGES.get(status, _otherwise)
+    kind = judge(status, error)
     message = (error.message if error else None) or ""
     if kind is FaultKind.REFUSED_INPUT:
         return Fault(

@@ -3,8 +3,9 @@
 Decisions that the code alone does not settle:
 
 - A full queue and an expired queue timeout are both OVERLOADED: Triton is well, it has too much to do.
-- `Stub process ... is not healthy` stays BROKEN: the model's process is dead until the model is loaded again, but its
-  probes go on saying "ready", so only a request that succeeds may close its breaker.
+- INTERNAL is FAILED: a model that raises on one caller's input must not be taken away from all others.
+- `Stub process ... is not healthy` is BROKEN all the same: the model's process is dead until the model is loaded again,
+  but its probes go on saying "ready", so only a request that succeeds may close its breaker.
 - NOT_FOUND in Triton's own words is UNKNOWN_MODEL; NOT_FOUND in a model's own words is about the input.
 - INVALID_ARGUMENT in Triton's own words about names, datatypes, shapes or batch sizes is MISFIT: the tensors are made
   by the task's contract, so the route leads to a model that does not fit it. In a model's words it is REFUSED_INPUT.
@@ -21,6 +22,7 @@ from gateway.core.errors import Fault, FaultKind
 
 QUEUE_FULL: Final = "Exceeds maximum queue size"
 QUEUE_TIMEOUT: Final = "Request timeout expired"
+DEAD_STUB: Final = "is not healthy"
 RESET_STREAM: Final = "RST_STREAM"
 BAD_VERSION: Final = "failed to get model version"
 _UNKNOWN_MODEL_TEXTS: Final = ("unknown model", "no available versions")
@@ -46,7 +48,7 @@ KINDS: Final[Mapping[str, FaultKind]] = {
     "NOT_FOUND": FaultKind.UNKNOWN_MODEL,
     "INVALID_ARGUMENT": FaultKind.REFUSED_INPUT,
     "UNIMPLEMENTED": FaultKind.UNSUPPORTED,
-    "INTERNAL": FaultKind.BROKEN,
+    "INTERNAL": FaultKind.FAILED,
     "RESOURCE_EXHAUSTED": FaultKind.BROKEN,
 }
 
@@ -69,7 +71,9 @@ def _invalid(text: str) -> FaultKind:
 
 
 def _internal(text: str) -> FaultKind:
-    return FaultKind.UNAVAILABLE if RESET_STREAM in text else FaultKind.BROKEN
+    if RESET_STREAM in text:
+        return FaultKind.UNAVAILABLE
+    return FaultKind.BROKEN if DEAD_STUB in text else FaultKind.FAILED
 
 
 def _exhausted(text: str) -> FaultKind:

@@ -52,7 +52,11 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
         try_next=True, blames_backend=False, error=QueueFull, detail="the backend's queue is full"
     ),
     FaultKind.BROKEN: Consequence(
-        try_next=True, blames_backend=True, error=BackendBroke, detail="the backend failed on this request"
+        try_next=True, blames_backend=True, error=BackendBroke, detail="the backend's answer is broken"
+    ),
+    # Not blamed: an upstream that answers bad input with a 5xx would let one caller take it away from all others.
+    FaultKind.FAILED: Consequence(
+        try_next=True, blames_backend=False, error=BackendBroke, detail="the backend failed on this request"
     ),
     FaultKind.UNKNOWN_MODEL: Consequence(
         try_next=True,

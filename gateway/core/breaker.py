@@ -1,10 +1,10 @@
 """Circuit breakers, one for each place, as a plain state machine that is given the time.
 
-closed -> open after `FAILURES_TO_OPEN` blamed failures in a row, or at once when a probe finds it away;
-open -> half-open after `COOL_DOWN_US`: a single request may try, and its outcome decides;
-open -> closed when a probe succeeds, if a probe had found the backend away. Probes run every second, so a returned
-backend is used again within that time. A backend that answers wrongly looks healthy to a probe: only a request can
-close that breaker.
+closed -> open after `FAILURES_TO_OPEN` blamed failures of requests, or of probes, in a row, or at once when a probe
+finds nobody there; open -> half-open after `COOL_DOWN_US`: a single request may try, and its outcome decides;
+open -> closed when a probe succeeds, if probes are what opened it or had found the backend away. Probes run every
+second, so a returned backend is used again within that time. A backend that answers wrongly looks healthy to a probe:
+only a request can close that breaker.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,9 +19,10 @@ COOL_DOWN_US = 5_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """The state of one backend's model."""
+    """The state of one place. `failures` counts requests, `probe_failures` probes, each in a row."""
 
     failures: int = 0
+    probe_failures: int = 0
     open_until_us: int | None = None
     trial_until_us: int = 0
     reason: str = ""
@@ -37,26 +38,32 @@ class Breaker:
             return "breaker half-open: a trial request is under way"
         return None
 
-    def trying(self, now_us: int, *, timeout_us: int) -> "Breaker":
-        """A request is being sent. In the half-open state it holds the only place until its own time is up."""
+    def trying(self, now_us: int, *, within_us: int) -> "Breaker":
+        """A request is being sent. In the half-open state it holds the only place while it may still begin."""
         if self.open_until_us is None:
             return self
-        return replace(self, trial_until_us=now_us + timeout_us)
+        return replace(self, trial_until_us=now_us + within_us)
 
-    def succeeded(self) -> "Breaker":
-        """An answer or a good probe: closed and clean."""
-        return Breaker()
-
-    def failed(self, now_us: int, *, fault: FaultKind, is_away: bool = False) -> "Breaker":
-        """A failure of the backend's. `is_away` opens without counting: a probe found nobody there."""
+    def failed(self, now_us: int, *, fault: FaultKind) -> "Breaker":
+        """A request failed, and that is the backend's fault."""
         failures = self.failures + 1
+        opens = failures >= FAILURES_TO_OPEN or self.open_until_us is not None
+        open_until_us = now_us + COOL_DOWN_US if opens else None
+        return replace(self, failures=failures, open_until_us=open_until_us, trial_until_us=0, reason=fault.value)
+
+    def probe_failed(self, now_us: int, *, fault: FaultKind) -> "Breaker":
+        """A probe failed; one that found nobody there opens without counting."""
+        failures = self.probe_failures + 1
+        is_away = self.is_away or fault is FaultKind.UNAVAILABLE
         opens = is_away or failures >= FAILURES_TO_OPEN or self.open_until_us is not None
-        return Breaker(
-            failures=failures,
-            open_until_us=now_us + COOL_DOWN_US if opens else None,
-            reason=fault.value,
-            is_away=is_away or self.is_away,
-        )
+        open_until_us = now_us + COOL_DOWN_US if opens else None
+        return replace(self, probe_failures=failures, open_until_us=open_until_us, is_away=is_away, reason=fault.value)
+
+    def probe_succeeded(self) -> "Breaker":
+        """The backend is there: that clears what probes had seen, and what requests saw while it was away."""
+        if self.open_until_us is not None and (self.is_away or self.failures < FAILURES_TO_OPEN):
+            return _CLOSED
+        return replace(self, probe_failures=0)
 
     def released(self) -> "Breaker":
         """A trial ended without a verdict (the caller left, or its input was bad): the place is free again."""
@@ -73,13 +80,13 @@ class BreakerBoard:
         """The breaker of a place; one never heard of is closed."""
         return self._breakers.get(place, _CLOSED)
 
-    def trying(self, place: Place, *, now_us: int, timeout_us: int) -> None:
+    def trying(self, place: Place, *, now_us: int, within_us: int) -> None:
         """A request is being sent; it takes the only place of a half-open breaker."""
-        self._put(place, self.of(place).trying(now_us, timeout_us=timeout_us))
+        self._put(place, self.of(place).trying(now_us, within_us=within_us))
 
     def answered(self, place: Place) -> None:
-        """It brought a whole answer."""
-        self._put(place, self.of(place).succeeded())
+        """It began to answer, and rightly: closed and clean."""
+        self._put(place, _CLOSED)
 
     def failed(self, place: Place, *, now_us: int, fault: FaultKind) -> None:
         """It failed, and that is the backend's fault."""
@@ -92,11 +99,10 @@ class BreakerBoard:
     def probed(self, place: Place, *, now_us: int, fault: FaultKind | None) -> None:
         """A health probe came back, well or with a fault that is the backend's."""
         breaker = self.of(place)
-        if fault is not None:
-            is_away = fault is FaultKind.UNAVAILABLE
-            self._put(place, breaker.failed(now_us, fault=fault, is_away=is_away))
-        elif breaker.is_away:
-            self._put(place, breaker.succeeded())
+        if fault is None:
+            self._put(place, breaker.probe_succeeded())
+        else:
+            self._put(place, breaker.probe_failed(now_us, fault=fault))
 
     def keep_only(self, places: Collection[Place]) -> None:
         """Forget places that no rule names any more."""
@@ -107,7 +113,7 @@ class BreakerBoard:
         return dict(self._breakers)
 
     def _put(self, place: Place, breaker: Breaker) -> None:
-        if breaker != self.of(place):
+        if breaker is not self.of(place):
             self._breakers[place] = breaker
 
 

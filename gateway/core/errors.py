@@ -291,7 +291,8 @@ class FaultKind(Enum):
     UNAVAILABLE = "unavailable"  # cannot be reached, or died before answering
     TIMEOUT = "timeout"  # no answer within the attempt's time
     OVERLOADED = "overloaded"  # says itself that it is full (429, 503, full queue)
-    BROKEN = "broken"  # answered with garbage or an internal error of its own
+    BROKEN = "broken"  # answered with garbage, or cannot answer anything
+    FAILED = "failed"  # answered this one request with an error of its own, which may be the request's doing
     UNKNOWN_MODEL = "unknown_model"  # is up, but does not serve this model or version
     MISFIT = "misfit"  # the call does not fit the model: names, datatypes or shapes that it does not have
     REFUSED_INPUT = "refused_input"  # judged the content of the caller's input invalid

@@ -80,15 +80,26 @@ def parse_body(body: Mapping[str, Any], *, at: str = "") -> ChatInput:
             raise InvalidInput("must be an object", field=f"{at}messages[{i}]")
         if message.get("role") not in ROLES:
             raise InvalidInput(f"must be one of {', '.join(ROLES)}", field=f"{at}messages[{i}].role")
-        if not isinstance(message.get("content"), str | list | None):
-            raise InvalidInput("must be a string or a list of parts", field=f"{at}messages[{i}].content")
+        _check_content(message.get("content"), f"{at}messages[{i}].content")
     stream = body.get("stream")
     if not isinstance(stream, bool | None):
         raise InvalidInput("must be true or false", field=f"{at}stream")
-    if not isinstance(body.get("stream_options"), Mapping | None):
-        raise InvalidInput("must be an object", field=f"{at}stream_options")
+    for name in ("stream_options", "response_format"):
+        if not isinstance(body.get(name), Mapping | None):
+            raise InvalidInput("must be an object", field=f"{at}{name}")
+    tools = body.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise InvalidInput("must be a list of objects", field=f"{at}tools")
     _check_numbers(body, at)
     return ChatInput(body=body, stream=bool(stream))
+
+
+def _check_content(content: object, at: str) -> None:
+    if not isinstance(content, str | list | None):
+        raise InvalidInput("must be a string or a list of parts", field=at)
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+            raise InvalidInput("must be an object with a type", field=f"{at}[{i}]")
 
 
 def _check_numbers(body: Mapping[str, Any], at: str) -> None:

@@ -27,7 +27,7 @@ from gateway.core.routing import plan
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.sse import SseParser
 from gateway.core.types import Caller, InferenceRequest
-from gateway.serve import bind
+from gateway.http_server import bind
 from tests.kit.upstream import completion
 
 KEY = "bench"

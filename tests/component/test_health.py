@@ -73,7 +73,7 @@ async def test_a_probe_counts_only_what_a_request_would(kind):
     )
     await prober.start()
     await prober.close()
-    assert board.of(TRITON).failures == int(CONSEQUENCES[kind].blames_backend)
+    assert board.of(TRITON).probe_failures == int(CONSEQUENCES[kind].blames_backend)
 
 
 async def test_a_version_that_is_not_there_does_not_take_its_sibling_along():

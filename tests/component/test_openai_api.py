@@ -12,6 +12,7 @@ import pytest
 
 from gateway.api.openai import EventStream
 from gateway.backends.scripted import Pause, ScriptedBackend
+from gateway.core.breaker import COOL_DOWN_US
 from gateway.core.errors import Fault, FaultKind
 from gateway.core.types import Delta, Message, Metered, Place, Usage
 from tests.kit.app import KEY, embedding, running
@@ -123,6 +124,29 @@ async def test_an_end_without_an_answer_is_a_502(script, stream):
     async with running([ScriptedBackend("llm", script)]) as gw:
         answer = await gw.post(CHAT, {**ASK, "stream": stream})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "backend_error")
+
+
+async def test_a_trial_that_begins_to_answer_lets_the_others_in_at_once():
+    never = asyncio.Event()
+    down = Fault(kind=FaultKind.BROKEN, message="x")
+    llm = ScriptedBackend("llm", [down], [down], [down], [chunk("a"), never], [chunk("b")])
+    async with running([llm]) as gw:
+        for _ in range(3):
+            await gw.post(CHAT, {**ASK, "stream": True})
+        gw.board.failed(SMOLLM2, now_us=-COOL_DOWN_US, fault=FaultKind.BROKEN)  # as if that were a while ago
+        async with gw.http.stream("POST", CHAT, json={**ASK, "stream": True}) as trial:
+            await anext(trial.aiter_raw())
+            other = await gw.post(CHAT, {**ASK, "stream": True})
+        assert b"[DONE]" in other.content
+
+
+async def test_one_callers_bad_input_does_not_take_the_backend_from_others():
+    failed = Fault(kind=FaultKind.FAILED, message="status 500: cannot take this")
+    llm = ScriptedBackend("llm", *[[failed]] * 10, [Message(body=WHOLE)])
+    async with running([llm]) as gw:
+        for _ in range(10):
+            assert (await gw.post(CHAT, ASK)).status_code == 502
+        assert (await gw.post(CHAT, ASK)).status_code == 200
 
 
 async def test_a_reader_that_stops_reading_is_cut_off():

@@ -96,6 +96,28 @@ async def test_without_a_key_nothing_is_read(gw, authorization):
     assert gw.seen.at_the_door[0].code == "unauthorized"
 
 
+@pytest.mark.parametrize("cut", [0, 10, 70, 120, 150])
+async def test_a_multipart_body_that_was_cut_is_a_400(gw, cut):
+    part = (
+        b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\nimage\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n2\r\n'
+    )
+    answer = await gw.http.post(IMAGE, content=part[:cut], headers={"content-type": "multipart/form-data; boundary=b"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed_request")
+
+
+async def test_json_of_very_many_parts_is_refused_before_it_is_parsed(gw):
+    gw.http.timeout = 10
+    body = b'{"input": {"text": [' + b"[]," * 400_000 + b"[]]}}"
+    answer = await gw.http.post(EMBED, content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+
+
+async def test_a_slash_too_many_is_a_404(gw):
+    answer = await gw.http.post(EMBED + "/", json=TEXT)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
 async def test_a_charset_of_the_callers_choosing_makes_no_text_that_is_none(gw):
     part = b'--b\r\nContent-Disposition: form-data; name="text"\r\n\r\n\\ud800\r\n--b--\r\n'
     for charset in ("unicode_escape", "utf-16", "nonsense"):
@@ -149,6 +171,11 @@ async def test_wrong_image_inputs_are_named(gw, given, field):
         ({"messages": [None]}, "messages[0]"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0]"),
+        ({"tools": "x"}, "tools"),
+        ({"tools": ["x"]}, "tools"),
+        ({"response_format": "json"}, "response_format"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 5}, "stream_options"),
         ({"max_tokens": -1}, "max_tokens"),

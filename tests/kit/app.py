@@ -20,8 +20,8 @@ from gateway.core.record import RequestRecord
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.tensors import from_numpy
 from gateway.core.types import Caller, Limit, Tensors
+from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
-from gateway.serve import bind, serve_app
 from gateway.stores.memory import MemoryLimiter, MemoryRuleSource
 from gateway.tasks.chat import Chat
 from gateway.tasks.image_classification import ImageClassification

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from gateway.serve import bind
+from gateway.http_server import bind
 
 KEY = "gw-test-serving"
 RULE = {"name": "chat", "split": [{"backend": "llm", "model": "m"}]}

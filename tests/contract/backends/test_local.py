@@ -84,7 +84,7 @@ def test_every_code_of_the_runtime_is_known():
         (ErrorCode.INVALID_ARG, "[request id: a] bad 'X' for model 'm'", FaultKind.REFUSED_INPUT),
         (ErrorCode.NOT_FOUND, "Request for unknown model: 'x' is not found", FaultKind.UNKNOWN_MODEL),
         (ErrorCode.UNSUPPORTED, "x", FaultKind.UNSUPPORTED),
-        (ErrorCode.INTERNAL, "x", FaultKind.BROKEN),
+        (ErrorCode.INTERNAL, "x", FaultKind.FAILED),
         (ErrorCode.UNAVAILABLE, "[request id: a] Exceeds maximum queue size", FaultKind.OVERLOADED),
         (ErrorCode.UNAVAILABLE, "Server is stopping", FaultKind.UNAVAILABLE),
         (ErrorCode.CANCELLED, "x", FaultKind.UNAVAILABLE),

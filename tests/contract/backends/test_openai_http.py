@@ -180,7 +180,7 @@ async def test_a_200_that_is_no_answer_is_broken(body, stream):  # FB-12
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(429, FaultKind.OVERLOADED), (400, FaultKind.REFUSED_INPUT), (503, FaultKind.OVERLOADED), (500, FaultKind.BROKEN)],
+    [(429, FaultKind.OVERLOADED), (400, FaultKind.REFUSED_INPUT), (503, FaultKind.OVERLOADED), (500, FaultKind.FAILED)],
 )
 async def test_a_status_is_known_before_any_event(stream, status, kind):  # ST-04
     found = await fault(
@@ -306,7 +306,7 @@ async def test_our_own_wish_for_usage_stays_with_us():  # ST-10
         ([chunk(b"data: {"), LAST_CHUNK], [], FaultKind.BROKEN),
         ([LAST_CHUNK], [], FaultKind.BROKEN),
         ([event({"error": {"message": "x", "code": 503}})], [], FaultKind.OVERLOADED),
-        ([event(delta("a")), event({"error": {"message": "x"}})], ["a"], FaultKind.BROKEN),
+        ([event(delta("a")), event({"error": {"message": "x"}})], ["a"], FaultKind.FAILED),
         ([event(delta("a")), event("oops")], ["a"], FaultKind.BROKEN),
         ([event(delta("a")), HOLD], ["a"], FaultKind.TIMEOUT),
     ],

@@ -132,7 +132,7 @@ async def test_large_tensors_pass():  # TN-13
         (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'x' is not found", FaultKind.UNKNOWN_MODEL),
         (grpc.StatusCode.INVALID_ARGUMENT, "[request id: a] bad 'X' for model 'm'", FaultKind.REFUSED_INPUT),
         (grpc.StatusCode.INTERNAL, "Stub process 'm_0_0' is not healthy.", FaultKind.BROKEN),
-        (grpc.StatusCode.INTERNAL, "boom", FaultKind.BROKEN),
+        (grpc.StatusCode.INTERNAL, "boom", FaultKind.FAILED),
         (grpc.StatusCode.UNIMPLEMENTED, "decoupled", FaultKind.UNSUPPORTED),
         (grpc.StatusCode.CANCELLED, "by the server", FaultKind.UNAVAILABLE),
     ],

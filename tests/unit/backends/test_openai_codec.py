@@ -155,7 +155,7 @@ def fault_of(stream):
 @pytest.mark.parametrize(
     ("bad", "kind"),
     [
-        (b'{"error":{"message":"boom"}}', FaultKind.BROKEN),
+        (b'{"error":{"message":"boom"}}', FaultKind.FAILED),
         (b'{"error":{"message":"full","code":503}}', FaultKind.OVERLOADED),
         (b'{"object":"error","message":"boom","code":400}', FaultKind.REFUSED_INPUT),
         (b"junk", FaultKind.BROKEN),

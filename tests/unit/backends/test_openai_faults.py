@@ -122,12 +122,13 @@ def test_when_to_come_back(waiting, us):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (UpstreamError(message="x"), K.BROKEN),
+        (UpstreamError(message="x"), K.FAILED),
+        (UpstreamError(message="image input is not supported"), K.UNSUPPORTED),
         (UpstreamError(code=429), K.OVERLOADED),
         (UpstreamError(code="429"), K.OVERLOADED),
-        (UpstreamError(code="rate_limit"), K.BROKEN),
+        (UpstreamError(code="rate_limit"), K.FAILED),
         (UpstreamError(code=400, message="too long"), K.REFUSED_INPUT),
-        (UpstreamError(code=500), K.BROKEN),
+        (UpstreamError(code=500), K.FAILED),
     ],
 )
 def test_errors_that_come_with_status_200(error, kind):

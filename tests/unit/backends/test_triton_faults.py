@@ -33,7 +33,7 @@ from gateway.core.errors import FaultKind as K
         ),
         ("INTERNAL", "Stub process 'm_0_0' is not healthy.", K.BROKEN),
         ("INTERNAL", "Received RST_STREAM with error code 2", K.UNAVAILABLE),
-        ("INTERNAL", "Failed to process the request(s) for model 'bad_0_0', message: ValueError: x", K.BROKEN),
+        ("INTERNAL", "Failed to process the request(s) for model 'bad_0_0', message: ValueError: x", K.FAILED),
         ("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy", K.UNSUPPORTED),
         ("CANCELLED", "x", K.UNAVAILABLE),
         ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5 vs. 4)", K.REFUSED_INPUT),

@@ -16,7 +16,7 @@ class Timeline:
         self.now_us = 1
 
     def end(self, *, answered=False, fault=None):
-        self.board.trying(HERE, now_us=self.now_us, timeout_us=1000)
+        self.board.trying(HERE, now_us=self.now_us, within_us=1000)
         if answered:
             self.board.answered(HERE)
         elif fault:
@@ -82,13 +82,34 @@ def test_a_probe_cannot_clear_a_backend_that_answers_wrongly():
     assert line.why_not is not None
 
 
+def test_what_probes_opened_a_probe_closes():
+    line = Timeline()
+    for _ in range(FAILURES_TO_OPEN):
+        line.probe(FaultKind.TIMEOUT)
+    assert line.why_not == "breaker open: timeout"
+    line.probe()
+    assert line.why_not is None
+
+
+def test_good_probes_between_start_the_count_of_probes_anew_and_leave_that_of_requests():
+    line = Timeline()
+    line.end(fault=BROKEN)
+    line.end(fault=BROKEN)
+    for _ in range(5):
+        line.probe(FaultKind.TIMEOUT)
+        line.probe()
+    assert line.why_not is None
+    line.end(fault=BROKEN)
+    assert line.why_not == "breaker open: broken"
+
+
 def test_half_open_lets_one_request_try_and_its_end_decides():
     line = Timeline()
     for _ in range(FAILURES_TO_OPEN):
         line.end(fault=BROKEN)
     line.now_us += COOL_DOWN_US
     assert line.why_not is None
-    line.board.trying(HERE, now_us=line.now_us, timeout_us=1000)
+    line.board.trying(HERE, now_us=line.now_us, within_us=1000)
     assert line.why_not == "breaker half-open: a trial request is under way"
     line.board.failed(HERE, now_us=line.now_us, fault=BROKEN)
     assert line.why_not == "breaker open: broken"
@@ -109,7 +130,7 @@ def test_a_trial_whose_end_never_comes_holds_the_place_no_longer_than_its_own_ti
     line = Timeline()
     line.probe(DOWN)
     line.now_us += COOL_DOWN_US
-    line.board.trying(HERE, now_us=line.now_us, timeout_us=1000)
+    line.board.trying(HERE, now_us=line.now_us, within_us=1000)
     line.now_us += 1000
     assert line.why_not is None
 

@@ -14,6 +14,7 @@ SIDE = 224
 CROP_FRACTION = 0.875
 MEAN = 127.0
 DEVIATION = 128.0
+WHITE_16 = 65535
 
 # A JPEG decodes 2, 4 or 8 times smaller at a fraction of the cost; twice the final resize is kept in hand.
 DRAFT_SIDE = 2 * int(SIDE / CROP_FRACTION)
@@ -92,8 +93,12 @@ def _centre_square(image: Image.Image) -> Image.Image:
 
 def _on_white(image: Image.Image) -> Image.Image:
     """Convert any mode to RGB, transparent parts shown on white."""
-    if image.mode.startswith("I"):  # 16 bits of grey: convert() would clip instead of scaling
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "F" or image.mode.startswith("I"):
+        grey = np.asarray(image)
+        # 16 bits of grey come as integers of 16 or 32 bits; what is beyond them, or broken, has no agreed white.
+        if image.mode == "F" or grey.min() < 0 or grey.max() > WHITE_16:
+            raise InvalidImageError("IMAGE: more than 16 bits a pixel are not supported")
+        return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")  # convert() would clip instead of scaling
     if not image.has_transparency_data:
         return image.convert("RGB")
     layer = image.convert("RGBA")

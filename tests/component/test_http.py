@@ -1,0 +1,85 @@
+"""The HTTP server below the application: heads without end, offers of h2c, connections that say nothing."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from gateway import http_server
+from gateway.backends.scripted import ScriptedBackend
+from tests.kit.app import KEY, embedding, running
+
+BODY = json.dumps({"input": {"text": "hello"}}).encode()
+HEAD = (
+    f"POST /v1/tasks/text-embedding HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+    f"content-type: application/json\r\ncontent-length: {len(BODY)}\r\n"
+).encode()
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+
+
+async def talk(gw, *parts: bytes, until_closed: bool = True) -> bytes:
+    """Send `parts`, each by itself, and read until the peer closes."""
+    host, port = gw.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.005)
+        async with asyncio.timeout(10):
+            return await (reader.read(-1) if until_closed else reader.readuntil(b"}"))
+    finally:
+        writer.close()
+
+
+def gateway():
+    return running([ScriptedBackend("triton", [embedding()])])
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 300_000,
+        b"GET /" + b"a" * 300_000,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 50_000,
+    ],
+    ids=["header", "path", "many"],
+)
+async def test_a_head_without_end_is_a_431(head):
+    async with gateway() as gw:
+        answer = await talk(gw, *(head[i : i + 30_000] for i in range(0, len(head), 30_000)))
+        assert (await gw.http.get("/healthz/live")).status_code == 200
+    assert b"431" in answer.split(b"\r\n")[0]
+
+
+async def test_an_offer_of_h2c_is_ignored_and_the_body_kept():
+    async with gateway() as gw:
+        whole = await talk(gw, HEAD + H2C + b"\r\n" + BODY, until_closed=False)
+        parts = await talk(gw, HEAD, H2C, b"\r\n", BODY[:5], BODY[5:], until_closed=False)
+    assert whole.startswith(b"HTTP/1.1 200")
+    assert parts.startswith(b"HTTP/1.1 200")
+
+
+async def test_requests_in_a_row_on_one_connection_cut_anywhere():
+    request = HEAD + b"\r\n" + BODY
+    last = HEAD + b"connection: close\r\n\r\n" + BODY
+    stream = request * 3 + last
+    async with gateway() as gw:
+        for size in (1, 7, 100, len(request) - 3, len(request) + 3, len(stream)):
+            answer = await talk(gw, *(stream[i : i + size] for i in range(0, len(stream), size)))
+            assert answer.count(b"HTTP/1.1 200") == 4
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT"])
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch, said):
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.05)
+    async with gateway() as gw:
+        assert await talk(gw, said) == b""
+
+
+async def test_line_feeds_alone_end_a_head_too():
+    async with gateway() as gw:
+        answer = await talk(gw, b"GET /healthz/live HTTP/1.1\nhost: x\nconnection: close\n\n")
+    assert answer == b"" or answer.split(b" ")[1] in (b"200", b"400")
