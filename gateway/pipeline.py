@@ -130,33 +130,45 @@ class Pipeline:
             )
             if isinstance(step, attempts.GiveUp):
                 raise step.error
-            call = BackendCall(
-                request_id=request.id,
-                model=step.place.model,
-                version=step.place.version,
-                payload=task.contract.payload(request.input),
-            )
             try:
-                with self._attempted(step, task, walk):
-                    backend = self.backends[step.place.backend]
-                    async with aclosing(backend.infer(call, timeout_us=step.timeout_us)) as events:
-                        event = await self._first(events, step.begin_within_us, walk)
-                        while event is not None:
-                            answer = _answer(task, request, event, walk)
-                            if answer is not None:
-                                if walk.route is None:
-                                    self.board.answered(step.place)  # it works: others need not wait for the end
-                                    walk.route = _route(plan, step.place, walk)
-                                    yield Started(route=walk.route, verdict=walk.verdict)
-                                yield answer
-                            event = await self._next(events, walk)
-                    _refuse_if_empty(walk)
+                async with aclosing(self._attempt(request, task, step, walk)) as answers:
+                    async for answer in answers:
+                        if walk.route is None:
+                            walk.route = _route(plan, step.place, walk)
+                            yield Started(route=walk.route, verdict=walk.verdict)
+                        yield answer
             except BackendError as failed:
                 walk.faults.append(located(failed.fault, task.contract.tensor_fields))
                 if walk.route is not None:  # a part has left: no second backend may continue it
                     raise attempts.broken_off() from failed
             else:
                 return
+
+    async def _attempt(
+        self, request: InferenceRequest, task: Task, step: attempts.Try, walk: Walk
+    ) -> AsyncGenerator[Answer | Message | Delta, None]:
+        """What one candidate answers, in the task's own form. Raises `BackendError`."""
+        call = BackendCall(
+            request_id=request.id,
+            model=step.place.model,
+            version=step.place.version,
+            payload=task.contract.payload(request.input),
+        )
+        has_begun = False
+        with self._attempted(step, task, walk):
+            backend = self.backends[step.place.backend]
+            async with aclosing(backend.infer(call, timeout_us=step.timeout_us)) as events:
+                event = await self._first(events, step.begin_within_us, walk)
+                while event is not None:
+                    answer = _answer(task, request, event, walk)
+                    if answer is not None:
+                        if not has_begun:
+                            has_begun = True
+                            self.board.answered(step.place)  # it works: others need not wait for the end
+                        yield answer
+                    event = await self._next(events, walk)
+            if not has_begun:
+                raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
 
     @contextmanager
     def _attempted(self, step: attempts.Try, task: Task, walk: Walk) -> Iterator[None]:
@@ -247,11 +259,6 @@ def _answer(task: Task, request: InferenceRequest, event: BackendEvent, walk: Wa
     if not isinstance(answer, Delta):
         walk.usage = answer.usage
     return answer
-
-
-def _refuse_if_empty(walk: Walk) -> None:
-    if walk.route is None:
-        raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
 
 
 def _route(plan: Plan, place: Place, walk: Walk) -> Route:

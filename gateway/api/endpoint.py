@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.auth import KeyRing, authorize
 from gateway.api.body import BodyLimits, drain, read_body
 from gateway.api.errors import ErrorForm
-from gateway.core.errors import ClientClosed, GatewayError, InternalError, MalformedRequest, UnknownTask
+from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, MalformedRequest, UnknownTask
 from gateway.core.record import RequestRecord
 from gateway.core.types import Caller, InferenceRequest
 from gateway.pipeline import Pipeline, Task
@@ -39,8 +39,10 @@ class Api:
     is_ready: Callable[[], bool]
 
     def task(self, name: object) -> Task:
-        """The task `name`. Raises `UnknownTask`."""
-        found = self.pipeline.tasks.get(name) if isinstance(name, str) else None
+        """The task `name`. Raises `UnknownTask`, or `InvalidInput` where it is no name at all."""
+        if not isinstance(name, str):
+            raise InvalidInput("must be the name of a task; GET /v1/tasks lists them", field="task")
+        found = self.pipeline.tasks.get(name)
         if found is None:
             raise UnknownTask("there is no such task; GET /v1/tasks lists them", field="task")
         return found

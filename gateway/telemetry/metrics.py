@@ -23,6 +23,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._places: set[Place] = set()
+        self._batches: set[tuple[str, str, str]] = set()
         self.requests = Counter(
             "gateway_requests",
             "Requests ended, by task, the backend that answered, and outcome (ok or an error code).",
@@ -124,6 +125,10 @@ class Metrics:
 
     def batch_sizes(self, backend: str, counts: Mapping[str, Mapping[int, int]]) -> None:
         """Executions by model and batch size, as a backend's own statistics tell them."""
-        for model, sizes in counts.items():
-            for size, executions in sizes.items():
-                self.batches.labels(backend, model, str(size)).set(executions)
+        told = {(backend, model, str(size)): n for model, sizes in counts.items() for size, n in sizes.items()}
+        for labels in self._batches - told.keys():
+            if labels[0] == backend:  # a server that was started again counts from nothing
+                self.batches.labels(*labels).set(0)
+        for labels, executions in told.items():
+            self.batches.labels(*labels).set(executions)
+        self._batches |= told.keys()

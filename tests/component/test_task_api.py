@@ -164,7 +164,7 @@ async def test_unknown_tasks_paths_and_methods():
         path = await gw.http.get("/v1/nope")
         method = await gw.http.get("/v1/infer")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_task")
-    assert (by_body.status_code, by_body.json()["code"]) == (404, "unknown_task")
+    assert (by_body.status_code, by_body.json()["errors"][0]["field"]) == (422, "task")
     assert (path.status_code, path.json()["code"]) == (404, "not_found")
     assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
     assert method.headers["allow"] == "POST"

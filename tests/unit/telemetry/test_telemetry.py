@@ -69,6 +69,11 @@ def test_health_and_batches():
     assert value(registry, "gateway_breaker_open", backend="triton", model="m", version="") == 0
     assert value(registry, "gateway_rules_revision") == 4
     assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="8") == 2
+    metrics.batch_sizes("local", {})
+    assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="8") == 2
+    metrics.batch_sizes("triton", {"encoder": {1: 1}})
+    assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="8") == 0
+    assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="1") == 1
 
 
 def lines(caplog):
