@@ -21,15 +21,17 @@ MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; nginx takes 32 Ki
 HEAD_TIMEOUT_S: Final = 30.0  # from a connection's (or a request's) first moment to the end of its head
 LINGER_S: Final = 1.0
 KEEP_ALIVE_S: Final = 75  # longer than the 60 s of common load balancers, so that they close first
+WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing for so long is let go
 _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
-_H2C: Final = re.compile(rb"(?im)^upgrade:[^\r\n]*\bh2c\b[^\r\n]*\r?\n")
+_UPGRADE: Final = re.compile(rb"(?im)^upgrade:[^\r\n]*\r?\n")
 
 
 class Http(HttpToolsProtocol):
-    """HTTP/1.1 whose heads are bounded in size and time, and which stays HTTP/1.1 when asked for h2c.
+    """HTTP/1.1 whose heads are bounded in size and time, and which stays HTTP/1.1 whatever it is offered.
 
-    A head is held back until it is whole. The offer to go on in HTTP/2 (RFC 7540, 3.2) may be ignored, and has to be:
-    the parser would take the body that follows for another protocol's.
+    What comes is cut into heads and bodies before the parser sees it. A head is held back until it is whole. An offer
+    to go on in another protocol (h2c, TLS, websocket) is taken out of it: it may be ignored (RFC 9110, 7.8), and has
+    to be, since the parser would take the body that follows for that protocol's.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -37,45 +39,83 @@ class Http(HttpToolsProtocol):
         super().connection_made(transport)
         self._head = bytearray()
         self._is_in_head = True
+        self._body_left: int | None = 0  # None: chunked, only the parser knows
         self._is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         self._stop_head_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        """The peer takes nothing: it has a bounded time to go on."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It goes on."""
+        self._stop_write_timer()
+        super().resume_writing()
+
     def data_received(self, data: bytes) -> None:
-        """Pass on whole heads, and everything that is no head."""
-        if self._is_refused:
-            return
-        if not self._is_in_head:
-            super().data_received(data)
-            return
-        self._unset_keepalive_if_required()
-        self._start_head_timer()
+        """Cut what comes into heads and bodies."""
+        while data and not self._is_refused and not self.transport.is_closing():
+            if self._is_in_head:
+                data = self._take_head(data)
+            elif self._is_answered():
+                self._linger()  # a body that nobody wants, after the answer
+            elif self._body_left is None:
+                super().data_received(data)
+                return
+            else:
+                body, data = data[: self._body_left], data[self._body_left :]
+                self._body_left -= len(body)
+                super().data_received(body)
+
+    def _take_head(self, data: bytes) -> bytes:
+        """Feed a whole head to the parser; what follows it."""
         before = len(self._head)
         self._head += data
+        if before == 0:  # empty lines before a request are nothing (RFC 9112, 2.2)
+            del self._head[: len(self._head) - len(self._head.lstrip(b"\r\n"))]
+        if not self._head:
+            return b""
+        self._unset_keepalive_if_required()
+        if self._is_answered():
+            self._start_head_timer()
         end = _END_OF_HEAD.search(self._head, max(0, before - 3))
+        size = end.end() if end else len(self._head)
+        if size > MAX_HEAD_BYTES:
+            self._refuse_head()
+            return b""
         if end is None:
-            if len(self._head) > MAX_HEAD_BYTES:
-                self._refuse_head()
-            return
-        head, rest = bytes(self._head[: end.end()]), bytes(self._head[end.end() :])
+            return b""
+        head, rest = bytes(self._head[:size]), bytes(self._head[size:])
         self._head.clear()
-        super().data_received(_H2C.sub(b"", head) + rest)
+        super().data_received(_UPGRADE.sub(b"", head))
+        return rest
 
     def on_headers_complete(self) -> None:
         """What follows is a body, or the next request."""
         self._is_in_head = False
         self._stop_head_timer()
+        fields = dict(self.headers)
+        self._body_left = None if b"transfer-encoding" in fields else int(fields.get(b"content-length", b"0"))
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """What follows is a head."""
         self._is_in_head = True
         super().on_message_complete()
+
+    def _is_answered(self) -> bool:
+        """Whether no request of this connection waits for its answer."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
@@ -86,11 +126,20 @@ class Http(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     def _head_expired(self) -> None:
         self._head_timer = None
-        self.transport.close()
+        if self._is_answered():
+            self.transport.close()
 
     def _refuse_head(self) -> None:
+        if not self._is_answered():  # in the middle of another request's answer there is no place for a word
+            self.transport.abort()
+            return
         problem = {
             "type": "about:blank",
             "title": "Request header fields too large",
@@ -104,7 +153,10 @@ class Http(HttpToolsProtocol):
             b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
         )
         self.transport.write_eof()
-        # What is still on its way is thrown away for a moment: to close upon it would reset the connection at once.
+        self._linger()
+
+    def _linger(self) -> None:
+        """Throw away what is still on its way, for a moment: closing upon it would reset the connection at once."""
         self._is_refused = True
         self.loop.call_later(LINGER_S, self.transport.close)
 
@@ -125,6 +177,7 @@ async def serve_app(
     config = uvicorn.Config(
         app,
         http=Http,
+        ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,

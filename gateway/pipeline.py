@@ -130,6 +130,9 @@ class Pipeline:
             )
             if isinstance(step, attempts.GiveUp):
                 raise step.error
+            if walk.faults and (reason := self.why_not(step.place)):  # health has moved on since the plan was made
+                walk.faults.append(Fault(kind=FaultKind.UNAVAILABLE, message=reason))
+                continue
             try:
                 async with aclosing(self._attempt(request, task, step, walk)) as answers:
                     async for answer in answers:
@@ -154,19 +157,19 @@ class Pipeline:
             version=step.place.version,
             payload=task.contract.payload(request.input),
         )
+        begin_by_us = self.clock() + step.begin_within_us
         has_begun = False
         with self._attempted(step, task, walk):
             backend = self.backends[step.place.backend]
             async with aclosing(backend.infer(call, timeout_us=step.timeout_us)) as events:
-                event = await self._first(events, step.begin_within_us, walk)
-                while event is not None:
+                while (event := await self._next(events, walk, by_us=None if has_begun else begin_by_us)) is not None:
                     answer = _answer(task, request, event, walk)
-                    if answer is not None:
-                        if not has_begun:
-                            has_begun = True
-                            self.board.answered(step.place)  # it works: others need not wait for the end
-                        yield answer
-                    event = await self._next(events, walk)
+                    if answer is None:
+                        continue
+                    if not has_begun:
+                        has_begun = True
+                        self.board.began(step.place)  # it works again: others need not wait for the end
+                    yield answer
             if not has_begun:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
 
@@ -187,21 +190,21 @@ class Pipeline:
         except BaseException:  # the caller left, or its input was bad after all: no verdict on the backend
             self.board.released(step.place)
             raise
+        else:
+            self.board.answered(step.place)
 
-    async def _first(
-        self, events: AsyncGenerator[BackendEvent, None], within_us: int, walk: Walk
+    async def _next(
+        self, events: AsyncGenerator[BackendEvent, None], walk: Walk, *, by_us: int | None
     ) -> BackendEvent | None:
-        try:
-            async with asyncio.timeout(within_us / 1e6):
-                return await self._next(events, walk)
-        except TimeoutError:
-            raise BackendError(Fault(kind=FaultKind.TIMEOUT, message="did not begin to answer in time")) from None
-
-    async def _next(self, events: AsyncGenerator[BackendEvent, None], walk: Walk) -> BackendEvent | None:
-        """The next event, None at the end; only this waiting is the backend's time."""
+        """The next event, at `by_us` at the latest; None at the end. Only this waiting is the backend's time."""
         began_us = self.clock()
         try:
-            return await anext(events, None)
+            if by_us is None:
+                return await anext(events, None)
+            async with asyncio.timeout((by_us - began_us) / 1e6):
+                return await anext(events, None)
+        except TimeoutError:
+            raise BackendError(Fault(kind=FaultKind.TIMEOUT, message="did not begin to answer in time")) from None
         finally:
             walk.last_wait_us = self.clock() - began_us
             walk.backend_us += walk.last_wait_us

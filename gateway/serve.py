@@ -53,7 +53,13 @@ async def work(settings: Settings, listener_fd: int) -> None:
     configure_logging()
     stop = stop_on_signals()
     # The parent holds the other end of our standard input: its end means that the parent died.
-    asyncio.get_running_loop().add_reader(0, stop.set)
+    loop = asyncio.get_running_loop()
+
+    def parent_gone() -> None:
+        loop.remove_reader(0)
+        stop.set()
+
+    loop.add_reader(0, parent_gone)
     listener = socket.socket(fileno=listener_fd)
     async with data_plane(settings, CollectorRegistry(), is_draining=stop.is_set) as app:
         await serve_app(app, [listener], stop, drain_s=settings.server.drain_timeout_s)

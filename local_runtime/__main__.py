@@ -80,7 +80,12 @@ async def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if options.until_stdin_closes:
-        loop.add_reader(sys.stdin, stop.set)
+
+        def parent_gone() -> None:
+            loop.remove_reader(sys.stdin)
+            stop.set()
+
+        loop.add_reader(sys.stdin, parent_gone)
     runtime = await LocalRuntime.open(
         options.repository,
         models=options.model,

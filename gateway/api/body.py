@@ -1,6 +1,7 @@
 """Bodies: read with a bound, decoded with errors that name the fault."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,9 @@ from gateway.core.errors import (
 )
 
 MAX_FORM_PARTS = 16
-MAX_EPILOGUE = 1024
 SMALL_JSON = 1024 * 1024
 MAX_JSON_CONTAINERS = 100_000  # so many lists and objects are parsed in some 20 ms; ten million would take seconds
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 DRAIN_FACTOR = 2  # a refused body is read and thrown away up to this many times the bound, so that the
 DRAIN_S = 3.0  # caller gets our answer instead of a reset connection; beyond it the connection is closed
 
@@ -100,7 +101,11 @@ def json_object(headers: Headers, body: bytes) -> Mapping[str, Any]:
     kind = media_type(headers)
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType("send 'Content-Type: application/json'", field="content-type")
-    if len(body) > SMALL_JSON and body.count(b"[") + body.count(b"{") > MAX_JSON_CONTAINERS:
+    if (
+        len(body) > SMALL_JSON
+        and _containers(body) > MAX_JSON_CONTAINERS
+        and _containers(_STRING.sub(b"", body)) > (MAX_JSON_CONTAINERS)
+    ):
         raise BodyTooLarge(f"the body holds more than {MAX_JSON_CONTAINERS} lists and objects", field="body")
     try:
         document = orjson.loads(body)
@@ -113,6 +118,10 @@ def json_object(headers: Headers, body: bytes) -> Mapping[str, Any]:
     return document
 
 
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
 async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
     """A multipart body: uploads as bytes, fields as text."""
 
@@ -123,7 +132,7 @@ async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
     _, options = parse_options_header(headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"").decode("latin-1")
     # Without its last boundary a body was cut off, and what is missing cannot be known.
-    if not boundary or f"--{boundary}--".encode("latin-1") not in body[-len(boundary) - MAX_EPILOGUE :]:
+    if not boundary or f"--{boundary}--".encode("latin-1") not in body:
         raise MalformedRequest("the multipart body does not end with its boundary", field="body")
     plain = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
     parser = MultiPartParser(

@@ -35,8 +35,19 @@ class Exchange:
 
     async def __aenter__(self) -> Connection:
         deadline = asyncio.get_running_loop().time() + self._timeout_us / 1e6
+        kept = self._client.kept()
+        if kept is not None:
+            try:
+                return await self._sent_on(kept, deadline)
+            except HttpError as error:
+                # The other side gave up the idle connection while we took it: no fault, and no word was answered.
+                if error.trouble is not Trouble.CUT or kept.has_begun:
+                    raise
+        return await self._sent_on(await self._client.connect(deadline), deadline)
+
+    async def _sent_on(self, connection: Connection, deadline: float) -> Connection:
         is_open = False
-        connection = self._connection = await self._client.acquire(deadline)
+        self._connection = connection
         try:
             await connection.send(self._request, deadline)
             is_open = True
@@ -81,21 +92,23 @@ class HttpClient:
         length = b"content-length: %d\r\n" % len(body) if method == "POST" else b""
         return Exchange(self, b"".join((head, self._fixed, extra, length, b"\r\n", body)), timeout_us)
 
-    async def acquire(self, deadline: float) -> Connection:
-        """A kept connection, the youngest first, or a new one. Raises `HttpError`."""
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - IDLE_US / 1e6
-        connection = None
-        while connection is None and self._idle:
-            kept = self._idle.pop()
-            if kept.is_closed:
+    def kept(self) -> Connection | None:
+        """A connection of an earlier exchange, the youngest first; None where there is none."""
+        oldest = asyncio.get_running_loop().time() - IDLE_US / 1e6
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_closed:
                 continue
-            if kept.idle_since < oldest:
-                kept.abort()
+            if connection.idle_since < oldest:
+                connection.abort()
                 continue
-            connection = kept
-        if connection is None:
-            connection = await self._connect(loop, deadline)
+            self._busy.add(connection)
+            return connection
+        return None
+
+    async def connect(self, deadline: float) -> Connection:
+        """A new connection. Raises `HttpError`."""
+        connection = await self._connect(asyncio.get_running_loop(), deadline)
         self._busy.add(connection)
         return connection
 

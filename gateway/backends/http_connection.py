@@ -71,6 +71,11 @@ class Connection(asyncio.Protocol):
     # --- the face ---------------------------------------------------------------------------------
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any part of the answer's head has come."""
+        return self._answer.has_head or self._answer.head_bytes > 0
+
+    @property
     def status(self) -> int:
         """The status code."""
         return self._answer.status

@@ -65,6 +65,12 @@ class Breaker:
             return _CLOSED
         return replace(self, probe_failures=0)
 
+    def began(self) -> "Breaker":
+        """A request began to be answered: an open breaker closes, but one more failure opens it again."""
+        if self.open_until_us is None:
+            return self
+        return Breaker(failures=FAILURES_TO_OPEN - 1)
+
     def released(self) -> "Breaker":
         """A trial ended without a verdict (the caller left, or its input was bad): the place is free again."""
         return replace(self, trial_until_us=0)
@@ -84,8 +90,12 @@ class BreakerBoard:
         """A request is being sent; it takes the only place of a half-open breaker."""
         self._put(place, self.of(place).trying(now_us, within_us=within_us))
 
+    def began(self, place: Place) -> None:
+        """It began to answer, and rightly."""
+        self._put(place, self.of(place).began())
+
     def answered(self, place: Place) -> None:
-        """It began to answer, and rightly: closed and clean."""
+        """It brought a whole answer: closed and clean."""
         self._put(place, _CLOSED)
 
     def failed(self, place: Place, *, now_us: int, fault: FaultKind) -> None:

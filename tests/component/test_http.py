@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import json
+import socket
 
 import pytest
 
 from gateway import http_server
-from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.scripted import Pause, ScriptedBackend
+from gateway.core.types import Delta
 from tests.kit.app import KEY, embedding, running
+from tests.kit.wait import until
 
 BODY = json.dumps({"input": {"text": "hello"}}).encode()
 HEAD = (
@@ -62,12 +65,24 @@ async def test_an_offer_of_h2c_is_ignored_and_the_body_kept():
     assert parts.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("offer", [b"TLS/1.2", b"websocket", b"foo", b"HTTP/2.0"])
+async def test_whatever_is_offered_it_stays_http(offer):
+    upgrade = b"Connection: Upgrade\r\nUpgrade: " + offer + b"\r\n"
+    async with gateway() as gw:
+        once = await talk(gw, HEAD + upgrade + b"\r\n" + BODY, until_closed=False)
+        last = HEAD + upgrade.replace(b"Upgrade\r\n", b"Upgrade, close\r\n", 1) + b"\r\n" + BODY
+        again = await talk(gw, HEAD + b"\r\n" + BODY + last)
+    assert once.startswith(b"HTTP/1.1 200")
+    assert again.count(b"HTTP/1.1 200") == 2
+
+
 async def test_requests_in_a_row_on_one_connection_cut_anywhere():
     request = HEAD + b"\r\n" + BODY
     last = HEAD + b"connection: close\r\n\r\n" + BODY
     stream = request * 3 + last
     async with gateway() as gw:
-        for size in (1, 7, 100, len(request) - 3, len(request) + 3, len(stream)):
+        near = range(len(request) - 4, len(request) + 5)
+        for size in (1, 7, 100, *near, len(stream)):
             answer = await talk(gw, *(stream[i : i + size] for i in range(0, len(stream), size)))
             assert answer.count(b"HTTP/1.1 200") == 4
 
@@ -83,3 +98,42 @@ async def test_line_feeds_alone_end_a_head_too():
     async with gateway() as gw:
         answer = await talk(gw, b"GET /healthz/live HTTP/1.1\nhost: x\nconnection: close\n\n")
     assert answer == b"" or answer.split(b" ")[1] in (b"200", b"400")
+
+
+def streaming(llm):
+    return running([llm])
+
+
+CHAT = json.dumps({"model": "general_llm", "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+CHAT_HEAD = (
+    f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+    f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(CHAT)}\r\n\r\n"
+).encode()
+
+
+async def test_what_a_client_says_during_its_answer_does_not_cut_it(monkeypatch):
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.05)
+    deltas = [Delta(data=b'{"choices": []}'), Pause(us=200_000), Delta(data=b'{"choices": []}')]
+    for said in (b"\r\n", b"GET /he"):
+        async with streaming(ScriptedBackend("llm", deltas)) as gw:
+            answer = await talk(gw, CHAT_HEAD + CHAT, said)
+        assert b"[DONE]" in answer
+
+
+async def test_a_body_after_its_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(http_server, "LINGER_S", 0.05)
+    async with gateway() as gw:
+        answer = await talk(gw, b"POST /nope HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n", b"x")
+    assert answer.startswith(b"HTTP/1.1 404")
+
+
+async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):
+    monkeypatch.setattr(http_server, "WRITE_TIMEOUT_S", 0.1)
+    flood = [Delta(data=b'{"x": "' + b"y" * 100_000 + b'"}')] * 500
+    llm = ScriptedBackend("llm", flood)
+    async with streaming(llm) as gw:
+        host, port = gw.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as peer:
+            peer.sendall(CHAT_HEAD + CHAT)
+            await until(lambda: gw.seen.records)
+    assert gw.seen.records[0].code == "client_closed"

@@ -140,6 +140,31 @@ async def test_a_trial_that_begins_to_answer_lets_the_others_in_at_once():
         assert b"[DONE]" in other.content
 
 
+async def test_a_fallback_that_is_half_open_takes_one_trial_at_a_time():
+    failed = Fault(kind=FaultKind.FAILED, message="x")
+    go_on = asyncio.Event()
+    llm = ScriptedBackend("llm", [failed])
+    llm2 = ScriptedBackend("llm2", [go_on, Message(body=WHOLE)])
+    async with running([llm, llm2]) as gw:
+        for _ in range(3):
+            gw.board.failed(Place(backend="llm2", model="other"), now_us=-2 * COOL_DOWN_US, fault=FaultKind.BROKEN)
+        asking = [asyncio.create_task(gw.post(CHAT, ASK)) for _ in range(10)]
+        await until(lambda: sum(task.done() for task in asking) == 9)
+        go_on.set()
+        statuses = sorted([(await task).status_code for task in asking])
+    assert statuses[0] == 200
+    assert set(statuses[1:]) <= {502, 503}
+    assert len(llm2.calls) == 1
+
+
+async def test_usage_alone_is_no_beginning():
+    slow = [Metered(usage=Usage(input_tokens=1)), Pause(us=10_000_000)]
+    llm, llm2 = ScriptedBackend("llm", slow), ScriptedBackend("llm2", [chunk("other")])
+    async with running([llm, llm2], attempt_timeout_us=50_000) as gw:
+        answer = await gw.post(CHAT, {**ASK, "stream": True})
+    assert answer.headers["x-gateway-backend"] == "llm2"
+
+
 async def test_one_callers_bad_input_does_not_take_the_backend_from_others():
     failed = Fault(kind=FaultKind.FAILED, message="status 500: cannot take this")
     llm = ScriptedBackend("llm", *[[failed]] * 10, [Message(body=WHOLE)])

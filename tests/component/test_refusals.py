@@ -18,7 +18,8 @@ ASK = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def one_gateway():
-    async with running([ScriptedBackend("triton", [embedding()]), ScriptedBackend("llm", [Message(body=b"{}")])]) as gw:
+    backends = [ScriptedBackend("triton", [embedding()]), ScriptedBackend("llm", [Message(body=b"{}")])]
+    async with running(backends, max_body_bytes=3_000_000) as gw:
         yield gw
 
 
@@ -111,6 +112,11 @@ async def test_json_of_very_many_parts_is_refused_before_it_is_parsed(gw):
     body = b'{"input": {"text": [' + b"[]," * 400_000 + b"[]]}}"
     answer = await gw.http.post(EMBED, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+
+
+async def test_brackets_in_a_text_are_no_parts(gw):
+    answer = await gw.post(EMBED, {"input": {"text": "[1,2],{" * 300_000 + '\\"['}})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input.text")
 
 
 async def test_a_slash_too_many_is_a_404(gw):

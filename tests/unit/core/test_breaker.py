@@ -135,6 +135,27 @@ def test_a_trial_whose_end_never_comes_holds_the_place_no_longer_than_its_own_ti
     assert line.why_not is None
 
 
+def test_a_trial_that_begins_lets_others_in_and_one_more_failure_shuts_them_out():
+    line = Timeline()
+    for _ in range(FAILURES_TO_OPEN):
+        line.end(fault=BROKEN)
+    line.now_us += COOL_DOWN_US
+    line.board.trying(HERE, now_us=line.now_us, within_us=1000)
+    line.board.began(HERE)
+    assert line.why_not is None
+    line.board.failed(HERE, now_us=line.now_us, fault=BROKEN)
+    assert line.why_not == "breaker open: broken"
+
+
+def test_streams_that_begin_and_always_break_open_it():
+    line = Timeline()
+    for _ in range(FAILURES_TO_OPEN):
+        line.board.trying(HERE, now_us=line.now_us, within_us=1000)
+        line.board.began(HERE)
+        line.board.failed(HERE, now_us=line.now_us, fault=BROKEN)
+    assert line.why_not == "breaker open: broken"
+
+
 def test_breakers_are_apart():
     line = Timeline()
     line.probe(DOWN)
