@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +16,14 @@ from gateway.api.answers import answer_headers, json_answer, unary
 from gateway.api.body import json_object
 from gateway.api.endpoint import Api, Visit
 from gateway.api.errors import openai_document
-from gateway.core.errors import GatewayError, InternalError, InvalidInput, MalformedRequest, UnknownModel
+from gateway.core.errors import (
+    GatewayError,
+    InternalError,
+    InvalidInput,
+    MalformedRequest,
+    NoHealthyBackend,
+    UnknownModel,
+)
 from gateway.core.types import Answer, Delta, Event, Message, Started
 from gateway.pipeline import Task
 from gateway.tasks.chat import Chat, parse_body
@@ -42,7 +49,8 @@ async def chat_completions(visit: Visit) -> Response:
     if not isinstance(started_event, Started):
         raise InternalError("the answer had no start")
     left_s = (request.deadline_us - visit.api.pipeline.clock()) / 1e6
-    return EventStream(events, headers=answer_headers(started_event), timeout_s=left_s + SLOW_READER_S)
+    headers = answer_headers(started_event)
+    return EventStream(events, headers=headers, timeout_s=left_s + SLOW_READER_S, is_ready=visit.api.is_ready)
 
 
 async def embeddings(visit: Visit) -> Response:
@@ -96,16 +104,25 @@ class EventStream(Response):
     """An answer's events as server-sent events, each sent the moment it comes.
 
     A failure on the way is told in the stream, which then ends without `[DONE]`: a client can always tell a whole
-    answer from a broken one. A reader so slow that `timeout_s` runs out is cut off.
+    answer from a broken one. So is a stop of the gateway (`is_ready` turns false) that cannot wait any longer. A reader
+    so slow that `timeout_s` runs out is cut off.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Event, None], *, headers: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[Event, None],
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        is_ready: Callable[[], bool],
+    ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._timeout_s = timeout_s
+        self._is_ready = is_ready
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send until the end; closing the events cancels the backend's work when the caller left."""
@@ -115,17 +132,24 @@ class EventStream(Response):
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                     await self._send_all(events, send)
 
-    @staticmethod
-    async def _send_all(events: AsyncGenerator[Event, None], send: Send) -> None:
+    async def _send_all(self, events: AsyncGenerator[Event, None], send: Send) -> None:
         last = b"data: [DONE]\n\n"
         try:
             async for event in events:
                 if isinstance(event, Delta):
                     await send(_body(b"data: " + event.data + b"\n\n"))
         except GatewayError as error:
-            last = b"data: " + orjson.dumps(openai_document(error)) + b"\n\n"
+            last = _error_event(error)
+        except asyncio.CancelledError:
+            if self._is_ready():
+                raise
+            last = _error_event(NoHealthyBackend("the gateway stops: what was received is incomplete"))
         await send(_body(last))
         await send({"type": "http.response.body", "body": b""})
+
+
+def _error_event(error: GatewayError) -> bytes:
+    return b"data: " + orjson.dumps(openai_document(error)) + b"\n\n"
 
 
 def _body(chunk: bytes) -> dict[str, Any]:

@@ -188,7 +188,7 @@ async def test_a_reader_that_stops_reading_is_cut_off():
         if message.get("body"):
             await asyncio.Event().wait()
 
-    stream = EventStream(events(), headers={}, timeout_s=0.05)
+    stream = EventStream(events(), headers={}, timeout_s=0.05, is_ready=lambda: True)
     await stream({"type": "http"}, None, send)
     assert finished
 

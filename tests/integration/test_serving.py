@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.serving import children, config, serving, start
 from tests.kit.stack import is_running
-from tests.kit.upstream import Pause, Upstream, completion, delta, event, json_reply, sse_head
+from tests.kit.upstream import HOLD, Pause, Upstream, completion, delta, event, json_reply, sse_head
 from tests.kit.wait import until, until_async
 
 DONE = event("[DONE]")
@@ -31,6 +31,25 @@ async def test_a_stop_finishes_what_is_in_flight_and_takes_nothing_new(tmp_path)
         assert answer.json()["choices"][0]["message"]["content"] == "late"
         async with asyncio.timeout(10):
             assert await gateway.process.wait() == 0
+    assert "Traceback" not in gateway.log.read_text()
+
+
+async def test_a_stream_that_outlasts_the_drain_time_is_told_so(tmp_path):
+    script = [sse_head(), event(delta("one")), HOLD]
+    server = {"drain_timeout_s": 1}
+    async with (
+        Upstream(json_reply(200, {"data": []}), script) as up,
+        serving(tmp_path, up.base_url, **server) as gateway,
+    ):
+        body = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with gateway.http() as http, http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert "one" in await anext(lines)
+            gateway.process.terminate()
+            rest = [line async for line in lines if line]
+        async with asyncio.timeout(10):
+            assert await gateway.process.wait() == 0
+    assert "the gateway stops" in rest[-1]
     assert "Traceback" not in gateway.log.read_text()
 
 

@@ -52,8 +52,9 @@ def free_port() -> int:
 def config(folder: Path, upstream: str, **sections: Any) -> tuple[Path, int, int]:
     """A configuration with one chat task; its file, its port and its operations port."""
     port, ops_port = free_port(), free_port()
+    drain_s = sections.pop("drain_timeout_s", 10)
     document = {
-        "server": {"port": port, "ops_port": ops_port, "drain_timeout_s": 10},
+        "server": {"port": port, "ops_port": ops_port, "drain_timeout_s": drain_s},
         "backends": {"llm": {"kind": "openai", "base_url": upstream}},
         "tasks": {"general_llm": {"contract": "chat"}},
         "rules": [RULE],

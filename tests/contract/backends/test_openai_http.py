@@ -392,3 +392,28 @@ async def test_any_answer_that_is_no_server_error_proves_that_it_is_there(status
         backend = OpenAIBackend("llm", up.base_url)
         await backend.probe("m", "")
         await backend.close()
+
+
+# --- connections that were kept ----------------------------------------------------------------------------
+
+
+async def test_a_kept_connection_that_the_upstream_gave_up_is_replaced_in_silence():
+    whole = json_reply(200, completion())
+    async with Upstream(whole, [RST], whole) as up:
+        backend = OpenAIBackend("llm", up.base_url)
+        call = BackendCall(request_id="r", model="m", version="", payload=ChatPayload(body={}))
+        for _ in range(2):
+            assert [type(item) async for item in backend.infer(call, timeout_us=LONG_US)] == [Message]
+        await backend.close()
+    assert (len(up.requests), up.connections) == (3, 2)
+
+
+async def test_a_new_connection_is_tried_once():
+    async with Upstream([RST], json_reply(200, completion())) as up:
+        backend = OpenAIBackend("llm", up.base_url)
+        call = BackendCall(request_id="r", model="m", version="", payload=ChatPayload(body={}))
+        with pytest.raises(BackendError) as failed:
+            _ = [item async for item in backend.infer(call, timeout_us=LONG_US)]
+        await backend.close()
+    assert failed.value.fault.kind is FaultKind.UNAVAILABLE
+    assert len(up.requests) == 1
