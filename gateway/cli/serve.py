@@ -32,7 +32,7 @@ def serve(
     """
     settings = _settings(config, workers=workers, port=port)
     # Imported here and below: only the processes that serve pay for their servers and clients.
-    from gateway.serve import serve as run  # noqa: PLC0415
+    from gateway.serve import serve as run
 
     try:
         status = asyncio.run(run(config, settings))
@@ -45,7 +45,7 @@ def serve(
 def worker(config: ConfigOption, fd: Annotated[int, typer.Option("--fd")]) -> None:
     """One worker; `gateway serve` starts it."""
     settings = _settings(config)
-    from gateway.serve import work  # noqa: PLC0415
+    from gateway.serve import work
 
     try:
         uvloop.run(work(settings, fd))
@@ -62,7 +62,7 @@ def admin(config: ConfigOption = DEFAULT_CONFIG) -> None:
         GATEWAY_ADMIN_TOKEN=... gateway admin --config deploy/gateway.yaml
     """
     settings = _settings(config)
-    from gateway.serve import admin as run  # noqa: PLC0415
+    from gateway.serve import admin as run
 
     try:
         asyncio.run(run(settings))
@@ -79,7 +79,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="FILE")] = DEFAULT_CONF
         gateway check deploy/gateway.yaml
     """
     settings = _settings(config)
-    from gateway.wiring import check as check_tasks  # noqa: PLC0415
+    from gateway.wiring import check as check_tasks
 
     try:
         check_tasks(settings)
