@@ -218,8 +218,7 @@ async def _loaded(path: Path, running: asyncio.Task[int], stop: asyncio.Event) -
     """Wait for the runtime's socket, which it opens when its models are loaded."""
     try:
         async with asyncio.timeout(RUNTIME_START_S):
-            # Looking at a path for another process's doing: nothing here can be awaited, and it does not block.
-            while not (path.exists() or stop.is_set()):  # noqa: ASYNC240
+            while not (path.exists() or stop.is_set()):  # noqa: ASYNC240 - one stat of a local path, nothing to await
                 if running.done():
                     raise ConfigError("the local runtime cannot serve this repository; its reason is above")
                 await asyncio.sleep(0.05)

@@ -268,8 +268,8 @@ def _fault(path: Path, node: Any, fault: Any) -> str:
     line = _line(node, loc)
     if named := _RULE.match(message):
         line = _rule_line(node, named[1]) or line
-    # Pydantic names the kind of a backend as a part of the way to it; the file does not.
-    parts = [part for i, part in enumerate(loc) if not (i == 2 and loc[0] == "backends")]  # noqa: PLR2004
+    # Pydantic names the kind of a backend as a part of the way to it (backends, NAME, KIND, ...); the file does not.
+    parts = (*loc[:2], *loc[3:]) if loc[:1] == ("backends",) else loc
     where = ".".join(str(part) for part in parts)
     return f"{path}:{line}: {where + ': ' if where else ''}{message}"
 

@@ -1,4 +1,4 @@
-"""The closed list of ways a request can fail, sorted by blame, with Triton's own texts.
+"""The closed list of ways a request can fail, with Triton's own codes and texts.
 
 Every failure that leaves the runtime is one `InferenceError`. Its `code` is Triton's
 (TRITONSERVER_Error_Code) and so is its text where Triton has one: a client cannot tell which of the two
@@ -7,15 +7,6 @@ answered.
 
 import enum
 from collections.abc import Iterable, Sequence
-
-
-class Blame(enum.StrEnum):
-    """Who has to change something before the same request can succeed."""
-
-    CALLER = "caller"
-    MODEL = "model"
-    RUNTIME = "runtime"
-    NOBODY = "nobody"
 
 
 class ErrorCode(enum.StrEnum):
@@ -28,22 +19,6 @@ class ErrorCode(enum.StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
     CANCELLED = "CANCELLED"
     DEADLINE = "DEADLINE"
-
-    @property
-    def blame(self) -> Blame:
-        """Whose fault this code means."""
-        return _BLAME[self]
-
-
-_BLAME = {
-    ErrorCode.INVALID_ARG: Blame.CALLER,
-    ErrorCode.NOT_FOUND: Blame.CALLER,
-    ErrorCode.UNSUPPORTED: Blame.CALLER,
-    ErrorCode.INTERNAL: Blame.MODEL,
-    ErrorCode.UNAVAILABLE: Blame.RUNTIME,
-    ErrorCode.CANCELLED: Blame.NOBODY,
-    ErrorCode.DEADLINE: Blame.NOBODY,
-}
 
 
 class InferenceError(Exception):

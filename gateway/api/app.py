@@ -1,5 +1,6 @@
 """The data plane's path table."""
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -60,7 +61,7 @@ def create_app(api: Api) -> FastAPI:
 async def _no_such_path(request: Request, fault: Exception) -> Response:
     """404 and 405 of the router, in the form of the path's neighbours."""
     error: GatewayError
-    if isinstance(fault, HTTPException) and fault.status_code == 405:  # noqa: PLR2004 - an HTTP status
+    if isinstance(fault, HTTPException) and fault.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         error = MethodNotAllowed("this path does not take this method")
     else:
         error = NotFound("there is no such path; /openapi.json lists them")

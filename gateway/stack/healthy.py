@@ -2,6 +2,7 @@
 
 import sys
 import urllib.request
+from http import HTTPStatus
 
 _TIMEOUT_S = 4
 
@@ -9,7 +10,7 @@ _TIMEOUT_S = 4
 def main() -> int:
     """Ask once."""
     with urllib.request.urlopen(sys.argv[1], timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the address is in compose
-        return 0 if answer.status == 200 else 1  # noqa: PLR2004 - HTTP OK
+        return 0 if answer.status == HTTPStatus.OK else 1
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from gateway.stack.ports import HOST, Ports
 from gateway.stack.probes import HttpReady, Ready, RedisReady, TritonReady
 from gateway.stack.state import RunDir
 
-OPTIONAL = ("triton", "llm")
 DRAIN_S = 10.0  # on one machine a stop should not take long
 
 

@@ -78,7 +78,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
             json.dump(value, file, indent=2)
             file.write("\n")
         Path(name).replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: no half-written file with a secret may stay behind
         Path(name).unlink(missing_ok=True)
         raise
 
