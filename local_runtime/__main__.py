@@ -10,7 +10,7 @@ from pathlib import Path
 
 from local_runtime.errors import ModelLoadError
 from local_runtime.messages import ModelState
-from local_runtime.oip_grpc import start_server
+from local_runtime.protocol.oip_grpc import start_server
 from local_runtime.runtime import LocalRuntime, RuntimeOptions
 
 _EXAMPLES = """examples:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from local_runtime import ensemble
 from local_runtime.errors import (
     ErrorCode,
     InferenceError,
@@ -19,7 +18,7 @@ from local_runtime.errors import (
     unknown_version,
     version_not_a_number,
 )
-from local_runtime.loader import Loaded, LoadOptions, ServedModel, load, monotonic_us
+from local_runtime.lifecycle import Loaded, LoadOptions, ServedModel, load, monotonic_us
 from local_runtime.messages import (
     BatchExecuted,
     InferAnswer,
@@ -29,9 +28,10 @@ from local_runtime.messages import (
     ModelStatus,
     TensorMetadata,
 )
-from local_runtime.model_config import ModelConfig, TensorSpec
-from local_runtime.stats import ModelStatistics
-from local_runtime.validation import CheckedRequest, check
+from local_runtime.repository.model_config import ModelConfig, TensorSpec
+from local_runtime.scheduling import ensemble
+from local_runtime.scheduling.stats import ModelStatistics
+from local_runtime.scheduling.validation import CheckedRequest, check
 
 __all__ = [
     "BatchExecuted",

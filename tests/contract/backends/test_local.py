@@ -8,7 +8,7 @@ from gateway.core.errors import BackendError, FaultKind
 from gateway.core.types import BackendCall, ChatPayload, Tensor, TensorPayload, Tensors
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer
-from local_runtime.stats import ModelStatistics
+from local_runtime.scheduling.stats import ModelStatistics
 
 
 class Runtime:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local_runtime.batching import (
+from local_runtime.scheduling.batching import (
     Admission,
     Batcher,
     BatchingRules,

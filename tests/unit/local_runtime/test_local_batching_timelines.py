@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from local_runtime.batching import (
+from local_runtime.scheduling.batching import (
     Admission,
     Batcher,
     BatchingRules,

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_runtime.collate import concatenate, split
 from local_runtime.errors import ErrorCode
+from local_runtime.scheduling.collate import concatenate, split
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))

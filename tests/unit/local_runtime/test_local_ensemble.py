@@ -3,11 +3,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from local_runtime import ensemble
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest
-from local_runtime.model_config import parse
-from local_runtime.validation import check
+from local_runtime.repository.model_config import parse
+from local_runtime.scheduling import ensemble
+from local_runtime.scheduling.validation import check
 
 
 def model(name, inputs="X", outputs="Y", *, datatype="TYPE_FP32", dims="2", max_batch=8):

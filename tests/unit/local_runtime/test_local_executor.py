@@ -3,12 +3,12 @@ import threading
 import numpy as np
 import pytest
 
-from local_runtime.completion import place
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
-from local_runtime.executor import Instance, TorchScriptModel
+from local_runtime.executors.instance import Instance, TorchScriptModel
 from local_runtime.messages import InferRequest
-from local_runtime.model_config import parse
-from local_runtime.validation import check
+from local_runtime.repository.completion import place
+from local_runtime.repository.model_config import parse
+from local_runtime.scheduling.validation import check
 
 ADD = """
 def forward(self, a, b):

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from local_runtime.loader import LoadOptions, load
+from local_runtime.lifecycle import LoadOptions, load
 from local_runtime.runtime import InferenceError, InferRequest, LocalRuntime, ModelLoadError, ModelState
 
 ENSEMBLE = """

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from local_runtime.completion import completed, model_filename, place, triton_json
 from local_runtime.errors import ModelLoadError
-from local_runtime.model_config import Backend, InstanceKind, parse
+from local_runtime.repository.completion import completed, model_filename, place, triton_json
+from local_runtime.repository.model_config import Backend, InstanceKind, parse
 
 TENSORS = """
 input [ { name: "X" data_type: TYPE_INT32 dims: [ 2 ] } ]

@@ -4,7 +4,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor
 
 from local_runtime.errors import ErrorCode, InferenceError
-from local_runtime.oip_codec import decode_request, to_bytes
+from local_runtime.protocol.oip_codec import decode_request, to_bytes
 
 
 def message(datatype, shape, *, raw=(), **contents):

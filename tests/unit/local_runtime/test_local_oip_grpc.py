@@ -11,7 +11,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from local_runtime.oip_grpc import start_server
+from local_runtime.protocol.oip_grpc import start_server
 from local_runtime.runtime import LocalRuntime
 
 ECHO = """

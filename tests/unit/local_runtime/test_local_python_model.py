@@ -5,13 +5,13 @@ import textwrap
 import numpy as np
 import pytest
 
-from local_runtime import triton_python_backend_utils as pb_utils
-from local_runtime.completion import place
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
+from local_runtime.executors import triton_python_backend_utils as pb_utils
+from local_runtime.executors.python_model import PythonModel
 from local_runtime.messages import InferRequest
-from local_runtime.model_config import parse
-from local_runtime.python_model import PythonModel
-from local_runtime.validation import check
+from local_runtime.repository.completion import place
+from local_runtime.repository.model_config import parse
+from local_runtime.scheduling.validation import check
 
 CONFIG = parse(
     """backend: "python" max_batch_size: 8

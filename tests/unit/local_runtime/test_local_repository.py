@@ -1,7 +1,7 @@
 import pytest
 
 from local_runtime.errors import ModelLoadError
-from local_runtime.repository import ModelSource, Unreadable, read
+from local_runtime.repository.reader import ModelSource, Unreadable, read
 
 ENSEMBLE = """
 platform: "ensemble"

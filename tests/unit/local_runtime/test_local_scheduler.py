@@ -6,11 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from local_runtime.batching import Batcher, BatchingRules
 from local_runtime.errors import ErrorCode, InferenceError
-from local_runtime.scheduler import ModelScheduler
-from local_runtime.stats import StatsRecorder
-from local_runtime.validation import CheckedRequest
+from local_runtime.scheduling.batching import Batcher, BatchingRules
+from local_runtime.scheduling.scheduler import ModelScheduler
+from local_runtime.scheduling.stats import StatsRecorder
+from local_runtime.scheduling.validation import CheckedRequest
 
 
 @dataclasses.dataclass

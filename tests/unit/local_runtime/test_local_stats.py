@@ -1,4 +1,4 @@
-from local_runtime.stats import StatsRecorder
+from local_runtime.scheduling.stats import StatsRecorder
 
 
 def test_counts_rows_executions_and_sizes():

@@ -3,8 +3,8 @@ import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferRequest
-from local_runtime.model_config import parse
-from local_runtime.validation import check, check_outputs
+from local_runtime.repository.model_config import parse
+from local_runtime.scheduling.validation import check, check_outputs
 
 STD = parse(
     """backend: "python" max_batch_size: 4

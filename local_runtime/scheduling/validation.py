@@ -14,7 +14,7 @@ import numpy as np
 
 from local_runtime.errors import InferenceError, invalid, model_fault, with_request_id, wrong_inputs
 from local_runtime.messages import Array, InferRequest, Tensors
-from local_runtime.model_config import NUMPY_TYPES, ModelConfig, TensorSpec
+from local_runtime.repository.model_config import NUMPY_TYPES, ModelConfig, TensorSpec
 
 _DATATYPES = {np.dtype(numpy_type): name for name, numpy_type in NUMPY_TYPES.items()}
 _BATCH_NOTE = (

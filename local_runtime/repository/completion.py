@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import model_config_pb2
 
 from local_runtime.errors import ModelLoadError
-from local_runtime.model_config import Backend, InstanceGroup, InstanceKind, ModelConfig
+from local_runtime.repository.model_config import Backend, InstanceGroup, InstanceKind, ModelConfig
 
 # The file that each backend loads unless `default_model_filename` says otherwise (Triton's defaults).
 _MODEL_FILES = {Backend.PYTORCH: "model.pt", Backend.PYTHON: "model.py", Backend.ENSEMBLE: ""}

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from local_runtime import model_config
-from local_runtime.completion import model_filename
 from local_runtime.errors import ModelLoadError
-from local_runtime.model_config import Backend, ModelConfig
+from local_runtime.repository import model_config
+from local_runtime.repository.completion import model_filename
+from local_runtime.repository.model_config import Backend, ModelConfig
 
 _CONFIG = "config.pbtxt"
 

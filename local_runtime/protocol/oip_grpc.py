@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import ModelState
-from local_runtime.oip_codec import decode_request, encode_answer, encode_metadata, encode_statistics
+from local_runtime.protocol.oip_codec import decode_request, encode_answer, encode_metadata, encode_statistics
 from local_runtime.runtime import LocalRuntime
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

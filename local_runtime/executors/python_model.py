@@ -15,14 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from local_runtime import collate
-from local_runtime import triton_python_backend_utils as pb_utils
-from local_runtime.collate import Outcome
-from local_runtime.completion import Placement, completed, triton_json
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
+from local_runtime.executors import triton_python_backend_utils as pb_utils
 from local_runtime.messages import Array
-from local_runtime.model_config import ModelConfig
-from local_runtime.validation import CheckedRequest, bytes_array, check_outputs
+from local_runtime.repository.completion import Placement, completed, triton_json
+from local_runtime.repository.model_config import ModelConfig
+from local_runtime.scheduling import collate
+from local_runtime.scheduling.collate import Outcome
+from local_runtime.scheduling.validation import CheckedRequest, bytes_array, check_outputs
 
 _log = logging.getLogger(__name__)
 _SHIM = "triton_python_backend_utils"

@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from local_runtime import ensemble, repository
-from local_runtime.batching import Batcher, BatchingRules
-from local_runtime.completion import Placement, completed, place
 from local_runtime.errors import ModelLoadError
-from local_runtime.executor import Instance, Model, TorchScriptModel
+from local_runtime.executors.instance import Instance, Model, TorchScriptModel
+from local_runtime.executors.python_model import PythonModel
 from local_runtime.messages import BatchExecuted
-from local_runtime.model_config import Backend, InstanceKind, ModelConfig
-from local_runtime.python_model import PythonModel
-from local_runtime.repository import ModelSource, Unreadable
-from local_runtime.scheduler import ModelScheduler
-from local_runtime.stats import StatsRecorder
+from local_runtime.repository import reader as repository
+from local_runtime.repository.completion import Placement, completed, place
+from local_runtime.repository.model_config import Backend, InstanceKind, ModelConfig
+from local_runtime.repository.reader import ModelSource, Unreadable
+from local_runtime.scheduling import ensemble
+from local_runtime.scheduling.batching import Batcher, BatchingRules
+from local_runtime.scheduling.scheduler import ModelScheduler
+from local_runtime.scheduling.stats import StatsRecorder
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from local_runtime.batching import Admission, Batcher, Dispatch, QueuedRequest, WaitUntil
-from local_runtime.collate import Outcome
 from local_runtime.errors import InferenceError, deadline_passed, queue_full, stopped
 from local_runtime.messages import BatchExecuted, Tensors
-from local_runtime.stats import StatsRecorder
-from local_runtime.validation import CheckedRequest
+from local_runtime.scheduling.batching import Admission, Batcher, Dispatch, QueuedRequest, WaitUntil
+from local_runtime.scheduling.collate import Outcome
+from local_runtime.scheduling.stats import StatsRecorder
+from local_runtime.scheduling.validation import CheckedRequest
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from local_runtime.messages import Array
-from local_runtime.model_config import NUMPY_TYPES
+from local_runtime.repository.model_config import NUMPY_TYPES
 
 _log = logging.getLogger("local_runtime.model")
 # Every instance has its own thread, so the folder of "this" model is a matter of the thread.

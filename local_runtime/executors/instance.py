@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from local_runtime import collate
-from local_runtime.collate import Outcome
-from local_runtime.completion import Placement
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import Array, Tensors
-from local_runtime.model_config import InstanceKind, ModelConfig, TensorSpec
-from local_runtime.validation import CheckedRequest, check_outputs
+from local_runtime.repository.completion import Placement
+from local_runtime.repository.model_config import InstanceKind, ModelConfig, TensorSpec
+from local_runtime.scheduling import collate
+from local_runtime.scheduling.collate import Outcome
+from local_runtime.scheduling.validation import CheckedRequest, check_outputs
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from local_runtime.errors import InferenceError, ModelLoadError, in_ensemble
 from local_runtime.messages import Array, InferAnswer, InferRequest, Tensors
-from local_runtime.model_config import EnsembleStep, ModelConfig, TensorSpec
-from local_runtime.validation import CheckedRequest
+from local_runtime.repository.model_config import EnsembleStep, ModelConfig, TensorSpec
+from local_runtime.scheduling.validation import CheckedRequest
 
 Infer = Callable[[InferRequest], Awaitable[InferAnswer]]
 

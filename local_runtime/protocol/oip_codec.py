@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2
 
 from local_runtime.errors import InferenceError, invalid, with_request_id
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
-from local_runtime.model_config import NUMPY_TYPES
-from local_runtime.stats import ModelStatistics
-from local_runtime.validation import datatype_of
+from local_runtime.repository.model_config import NUMPY_TYPES
+from local_runtime.scheduling.stats import ModelStatistics
+from local_runtime.scheduling.validation import datatype_of
 
 # Which field of InferTensorContents holds which datatype; FP16 has none and must come raw.
 _TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
