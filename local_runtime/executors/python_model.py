@@ -1,74 +1,80 @@
 """Triton's Python backend in this process: loads `<model>/<version>/model.py` and runs it.
 
 The model sees what it would see in Triton: `triton_python_backend_utils`, the same arguments of
-`initialize`, lists of requests in `execute`. Each instance executes the file anew as a module of its own, so
-instances share no globals, as the separate processes of Triton share none.
+`initialize`, lists of requests in `execute`.
 """
 
-import importlib.util
-import logging
-import sys
-import threading
+import asyncio
+import concurrent.futures
+import functools
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
-from local_runtime.executors import triton_python_backend_utils as pb_utils
-from local_runtime.messages import Array
+from local_runtime.executors.coroutines import CoroutineThread
+from local_runtime.executors.model_files import execute_file, forget_file
+from local_runtime.executors.outcomes import compute_between, isolated
+from local_runtime.executors.services import Services
+from local_runtime.executors.shim import context
+from local_runtime.executors.shim.context import ModelContext
+from local_runtime.executors.shim.errors import inference_error
+from local_runtime.executors.shim.requests import ReceivedRequest
+from local_runtime.executors.shim.responses import InferenceResponse
+from local_runtime.messages import Array, Tensors
 from local_runtime.repository.completion import Placement, completed, triton_json
 from local_runtime.repository.model_config import ModelConfig
 from local_runtime.scheduling import collate
-from local_runtime.scheduling.collate import Outcome
+from local_runtime.scheduling.execution import Deferred, Executed, Outcome
+from local_runtime.scheduling.stats import Compute
 from local_runtime.scheduling.validation import CheckedRequest, bytes_array, check_outputs
-
-_log = logging.getLogger(__name__)
-_SHIM = "triton_python_backend_utils"
-# sys.path and sys.modules are the process's: one model file at a time may be executed.
-_import_lock = threading.Lock()
-
-_CODES = {
-    pb_utils.TritonError.NOT_FOUND: ErrorCode.NOT_FOUND,
-    pb_utils.TritonError.INVALID_ARG: ErrorCode.INVALID_ARG,
-    pb_utils.TritonError.UNAVAILABLE: ErrorCode.UNAVAILABLE,
-    pb_utils.TritonError.UNSUPPORTED: ErrorCode.UNSUPPORTED,
-    # The closed list has no such code; like INVALID_ARG it is the caller's to change and HTTP 400.
-    pb_utils.TritonError.ALREADY_EXISTS: ErrorCode.INVALID_ARG,
-    pb_utils.TritonError.CANCELLED: ErrorCode.CANCELLED,
-}
 
 
 class PythonModel:
     """One instance of a `TritonPythonModel`, loaded and initialized.
 
+    Unlike in Triton, where an exception of `execute` fails its whole batch, the members of the batch are then run
+    again, each alone, so that only the bad one fails (docs/decisions/0007). Models of sequences and decoupled
+    models are not run again: the first keep state, the second may have answered.
+
     Args:
         config: the model's configuration.
+        folder: the model's folder.
         file: the model.py inside the version folder.
         version: name of the version folder.
         placement: which instance this is and where it runs.
         placements: all instances of the model, as the completed config lists them.
+        services: what the model may ask of the runtime.
     """
 
     def __init__(
         self,
         *,
         config: ModelConfig,
+        folder: Path,
         file: Path,
         version: str,
         placement: Placement,
         placements: Sequence[Placement],
+        services: Services,
     ) -> None:
-        if not file.is_file():
-            raise ModelLoadError(f"no such file: {file.parent.name}/{file.name}")
         self._config = config
+        sequence = config.sequence_batching
+        self._state_inputs = {state.output_name: state.input_name for state in sequence.states} if sequence else {}
         self._version = int(version)
         self._instance_name = placement.name
-        pb_utils.enter_model_dir(str(file.parent))
-        module = _execute_file(file, name=f"triton_model_{placement.name}_v{version}")
-        model_class = getattr(module, "TritonPythonModel", None)
+        self._file = file
+        owner = ModelContext(folder=str(file.parent), services=services)
+        context.enter(owner)
+        self._coroutines = CoroutineThread(
+            name=f"{placement.name}_asyncio", enter=functools.partial(context.enter, owner)
+        )
+        self._module = execute_file(file, name=f"triton_model_{placement.name}_v{version}_{id(self)}", owner=owner)
+        model_class = getattr(self._module, "TritonPythonModel", None)
         if model_class is None:
+            forget_file(self._module)
             raise ModelLoadError(f"{file.name} of model '{config.name}' has no class TritonPythonModel")
         self._model: Any = model_class()
         if hasattr(self._model, "initialize"):
@@ -78,63 +84,151 @@ class PythonModel:
                     "model_instance_kind": placement.kind.value.removeprefix("KIND_"),
                     "model_instance_name": placement.name,
                     "model_instance_device_id": str(placement.device_id),
-                    "model_repository": str(file.parent.parent),
+                    "model_repository": str(folder),
                     "model_version": version,
                     "model_name": config.name,
                 }
             )
 
-    def execute(self, members: Sequence[CheckedRequest]) -> Sequence[Outcome]:
-        """One outcome per member. An exception fails all of them, an error in a response only its own."""
+    def execute(self, members: Sequence[CheckedRequest]) -> Executed:
+        """One outcome per member, DEFERRED for those of a decoupled model. An error response fails only its own."""
+        if self._config.is_decoupled:
+            return self._run_decoupled(members)
+        if self._config.sequence_batching is None:
+            return isolated(members, self._run, failure=self._raised)
         try:
-            responses = self._model.execute([self._request(member) for member in members])
-        except Exception as error:  # noqa: BLE001 - model code may raise anything; it becomes the outcome
-            return [self._failure(_describe(error))] * len(members)
-        if not isinstance(responses, list | tuple):
-            failure = self._failure(f"execute must return a list of InferenceResponse, not {type(responses)}")
-            return [failure] * len(members)
-        if len(responses) != len(members):
-            failure = self._failure(
+            return self._run(members)
+        except BaseException as error:  # noqa: BLE001 - model code may raise anything, SystemExit too
+            return Executed(outcomes=[self._raised(error)] * len(members), compute=Compute())
+
+    def close(self) -> None:
+        """Let the model finalize."""
+        self._coroutines.close()
+        try:
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
+        finally:
+            forget_file(self._module)
+
+    def _run(self, members: Sequence[CheckedRequest]) -> Executed:
+        start_ns = time.perf_counter_ns()
+        requests = self._requests(members)
+        ready_ns = time.perf_counter_ns()
+        returned = self._model.execute(requests)
+        if asyncio.iscoroutine(returned):
+            returned = self._coroutines.run(returned).result()
+        ran_ns = time.perf_counter_ns()
+        outcomes = self._outcomes(returned, requests, members)
+        return Executed(outcomes=outcomes, compute=compute_between(start_ns, ready_ns, ran_ns, time.perf_counter_ns()))
+
+    def _run_decoupled(self, members: Sequence[CheckedRequest]) -> Executed:
+        start_ns = time.perf_counter_ns()
+        requests = self._requests(members)
+        ready_ns = time.perf_counter_ns()
+        try:
+            returned = self._model.execute(requests)
+            if asyncio.iscoroutine(returned):
+                # Not waited for, as in Triton: the next batch may start while this one waits for something.
+                self._coroutines.run(returned).add_done_callback(functools.partial(self._ended, requests))
+            elif returned is not None:
+                _fail(requests, self._failure(self._must_return_none()))
+        except BaseException as error:  # noqa: BLE001 - model code may raise anything, SystemExit too
+            _fail(requests, self._raised(error))
+        ran_ns = time.perf_counter_ns()
+        return Executed(
+            outcomes=[Deferred.DEFERRED] * len(members),
+            compute=compute_between(start_ns, ready_ns, ran_ns, ran_ns),
+        )
+
+    def _ended(self, requests: Sequence[ReceivedRequest], ended: "concurrent.futures.Future[Any]") -> None:
+        """A decoupled model's coroutine has ended: what it left open because it raised is failed."""
+        if ended.cancelled():
+            _fail(requests, self._failure("the model was unloaded"))
+        elif (error := ended.exception()) is not None:
+            _fail(requests, self._raised(error))
+        elif ended.result() is not None:
+            _fail(requests, self._failure(self._must_return_none()))
+
+    def _must_return_none(self) -> str:
+        return (
+            f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
+            "return None."
+        )
+
+    def _requests(self, members: Sequence[CheckedRequest]) -> list[ReceivedRequest]:
+        return [
+            ReceivedRequest(
+                member, model_name=self._config.name, model_version=self._version, checked=self._response_outcome
+            )
+            for member in members
+        ]
+
+    def _outcomes(
+        self, returned: Any, requests: Sequence[ReceivedRequest], members: Sequence[CheckedRequest]
+    ) -> list[Outcome]:
+        responses = [None] * len(members) if returned is None else returned
+        text = None
+        if not isinstance(responses, list):
+            text = f"Expected a list in the execute return, found type '{type(responses)}'."
+        elif len(responses) != len(members):
+            text = (
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(members)}, and "
                 f"InferenceResponse(s) size is:{len(responses)}\n"
             )
-            return [failure] * len(members)
-        return [self._outcome(response, member) for response, member in zip(responses, members, strict=True)]
+        if text is not None:
+            return [self._failure(text)] * len(members)
+        return [
+            self._outcome(response, request, member)
+            for response, request, member in zip(responses, requests, members, strict=True)
+        ]
 
-    def close(self) -> None:
-        """Let the model finalize."""
-        if hasattr(self._model, "finalize"):
-            self._model.finalize()
+    def _outcome(self, response: Any, request: ReceivedRequest, member: CheckedRequest) -> Outcome:
+        sent = request.sent()
+        if response is None:
+            # Triton lets the caller wait for ever.
+            return self._failure("execute returned None and sent no response for a request") if sent is None else sent
+        if sent is not None:
+            return self._failure("Unable to send response. Non-decoupled model cannot send more than one response.")
+        if not isinstance(response, InferenceResponse):
+            return self._failure(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response)}'."
+            )
+        return self._response_outcome(response, member)
 
-    def _request(self, member: CheckedRequest) -> pb_utils.InferenceRequest:
-        return pb_utils.InferenceRequest(
-            # Copies, as in Triton: a model may work in place, and others may read the same memory.
-            inputs=[pb_utils.Tensor(name, array.copy()) for name, array in member.inputs.items()],
-            request_id=member.request_id,
-            requested_output_names=member.outputs,
-            model_name=self._config.name,
-            model_version=self._version,
-        )
-
-    def _outcome(self, response: Any, member: CheckedRequest) -> Outcome:
-        if not isinstance(response, pb_utils.InferenceResponse):
-            return self._failure(f"execute returned {type(response)} instead of an InferenceResponse")
+    def _response_outcome(self, response: InferenceResponse, member: CheckedRequest) -> Tensors | InferenceError:
         error = response.error()
         if error is not None:
-            return InferenceError(_CODES.get(error.code(), ErrorCode.INTERNAL), error.message())
+            return inference_error(error)
         try:
-            outputs: dict[str, Array] = {
-                tensor.name(): bytes_array(tensor.as_numpy()) for tensor in response.output_tensors()
-            }
-            checked = check_outputs(outputs, self._config, wanted=member.outputs)
+            return self._checked(response, member)
         except TypeError as fault:
             return self._failure(str(fault))
         except InferenceError as fault:
             return fault
-        if self._config.max_batch_size == 0:
+
+    def _checked(self, response: InferenceResponse, member: CheckedRequest) -> Tensors:
+        outputs: dict[str, Array] = {
+            tensor.name(): bytes_array(tensor.as_numpy()) for tensor in response.output_tensors()
+        }
+        wanted = member.outputs
+        for name, state in self._state_inputs.items():
+            # As in Triton, a Python model that keeps its state itself begins every request with the same one here.
+            if name not in outputs and name in wanted:
+                outputs[name] = member.inputs[state]
+        if self._config.is_decoupled:  # one of many answers need not hold every output
+            wanted = tuple(name for name in wanted if name in outputs)
+        checked = check_outputs(outputs, self._config, wanted=wanted)
+        if self._config.max_batch_size == 0 or self._config.is_decoupled:
             return checked
-        return collate.split(checked, rows=[member.rows], model=self._config.name)[0]
+        (outcome,) = collate.split(checked, rows=[member.rows], model=self._config.name)
+        if isinstance(outcome, InferenceError):
+            raise outcome
+        return outcome
+
+    def _raised(self, error: BaseException) -> InferenceError:
+        return self._failure(_describe(error, self._file))
 
     def _failure(self, text: str) -> InferenceError:
         return InferenceError(
@@ -143,35 +237,14 @@ class PythonModel:
         )
 
 
-def _execute_file(file: Path, *, name: str) -> ModuleType:
-    """Execute a model file as a new module. Modules that lie beside it belong to this instance alone."""
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ModelLoadError(f"{file.name} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    folder = str(file.parent)
-    with _import_lock:
-        sys.modules[_SHIM] = pb_utils
-        sys.modules[name] = module
-        sys.path.append(folder)
-        try:
-            spec.loader.exec_module(module)
-        finally:
-            sys.path.remove(folder)
-            _forget_siblings(folder, keep=name)
-    return module
+def _fail(requests: Sequence[ReceivedRequest], error: InferenceError) -> None:
+    for request in requests:
+        request.get_response_sender().fail(error)
 
 
-def _forget_siblings(folder: str, *, keep: str) -> None:
-    """Take the modules loaded from that folder out of sys.modules, so that no other model finds them."""
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None)
-        if name != keep and origin is not None and Path(origin).parent == Path(folder):
-            del sys.modules[name]
-
-
-def _describe(error: Exception) -> str:
-    """The exception as Triton writes it: type and text, then where, innermost frame first."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames))
+def _describe(error: BaseException, file: Path) -> str:
+    """The exception as Triton writes it: type and text, then where in the model, innermost frame first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((index for index, frame in enumerate(frames) if frame.filename == str(file)), 0)
+    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[first:]))
     return f"{type(error).__name__}: {error}\n\nAt:\n{where}"

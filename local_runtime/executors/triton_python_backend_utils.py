@@ -1,141 +1,101 @@
 """What a `model.py` gets when it imports `triton_python_backend_utils`.
 
-Names and behaviour are those of Triton's Python backend (triton-inference-server/python_backend README), so
-that the same file runs in both. What this runtime does not have yet (BLS, decoupled answers, DLPack, own
-metrics) is absent: a model that needs it fails loudly when it is loaded or run.
+Names and behaviour are those of Triton's Python backend (triton-inference-server/python_backend, README and
+`src/pb_stub.cc`), so that the same file runs in both.
 """
 
+import enum
 import logging
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
+from local_runtime.errors import InferenceError, ModelLoadError
+from local_runtime.executors.shim import context
+from local_runtime.executors.shim.configs import ModelConfig
+from local_runtime.executors.shim.errors import TritonError, TritonModelException
+from local_runtime.executors.shim.metrics import Metric, MetricFamily
+from local_runtime.executors.shim.requests import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    PreferredMemory,
+    ResponseIterator,
+)
+from local_runtime.executors.shim.responses import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceResponseSender,
+)
+from local_runtime.executors.shim.tensors import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
+    numpy_to_triton_type,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
 
-from local_runtime.messages import Array
-from local_runtime.repository.model_config import NUMPY_TYPES
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "Logger",
+    "Metric",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "ResponseIterator",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
 
 _log = logging.getLogger("local_runtime.model")
-# Every instance has its own thread, so the folder of "this" model is a matter of the thread.
-_this_thread = threading.local()
-
-TRITON_STRING_TO_NUMPY: dict[str, Any] = {
-    f"TYPE_{'STRING' if name == 'BYTES' else name}": numpy_type for name, numpy_type in NUMPY_TYPES.items()
-}
 
 
-class TritonModelException(Exception):
-    """Raised by and for models."""
-
-
-class TritonError:
-    """An error to put into a response: it fails that request and no other of the batch."""
-
-    UNKNOWN: ClassVar[int] = 0
-    INTERNAL: ClassVar[int] = 1
-    NOT_FOUND: ClassVar[int] = 2
-    INVALID_ARG: ClassVar[int] = 3
-    UNAVAILABLE: ClassVar[int] = 4
-    UNSUPPORTED: ClassVar[int] = 5
-    ALREADY_EXISTS: ClassVar[int] = 6
-    CANCELLED: ClassVar[int] = 7
-
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
-        self._message = message
-        self._code = code
-
-    def message(self) -> str:
-        """The text."""
-        return self._message
-
-    def code(self) -> int:
-        """One of the codes above."""
-        return self._code
-
-
-class Tensor:
-    """A named array. TYPE_STRING tensors are object arrays of bytes."""
-
-    def __init__(self, name: str, array: Array) -> None:
-        if not isinstance(array, np.ndarray):
-            raise TritonModelException(f"Tensor '{name}' must be made from a numpy array, not {type(array)}")
-        self._name = name
-        self._array = array
-
-    def name(self) -> str:
-        """The tensor's name."""
-        return self._name
-
-    def as_numpy(self) -> Array:
-        """The values, with the batch dimension first where the model has one."""
-        return self._array
-
-    def is_cpu(self) -> bool:
-        """Always: this runtime hands Python models their tensors in CPU memory."""
-        return True
-
-
-class InferenceRequest:
-    """One member of the batch that `execute` gets."""
-
-    def __init__(
-        self,
-        *,
-        inputs: Sequence[Tensor],
-        request_id: str,
-        requested_output_names: Sequence[str],
-        model_name: str,
-        model_version: int,
-    ) -> None:
-        self._inputs = list(inputs)
-        self._request_id = request_id
-        self._requested_output_names = list(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-
-    def inputs(self) -> list[Tensor]:
-        """The input tensors, in config order."""
-        return self._inputs
-
-    def request_id(self) -> str:
-        """The caller's id, or an empty string."""
-        return self._request_id
-
-    def requested_output_names(self) -> list[str]:
-        """The outputs that the caller wants; others may be left out."""
-        return self._requested_output_names
-
-    def model_name(self) -> str:
-        """The model that was asked."""
-        return self._model_name
-
-    def model_version(self) -> int:
-        """Its version."""
-        return self._model_version
-
-
-class InferenceResponse:
-    """The answer to one request: tensors, or an error."""
-
-    def __init__(self, output_tensors: Sequence[Tensor] | None = None, error: TritonError | None = None) -> None:
-        self._output_tensors = list(output_tensors or ())
-        self._error = error
-
-    def output_tensors(self) -> list[Tensor]:
-        """The outputs, in the order given."""
-        return self._output_tensors
-
-    def has_error(self) -> bool:
-        """Whether this answer is an error."""
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        """The error, if any."""
-        return self._error
+class _LogLevel(enum.IntEnum):
+    INFO = logging.INFO
+    WARNING = logging.WARNING
+    ERROR = logging.ERROR
+    VERBOSE = logging.DEBUG
 
 
 class Logger:
     """Triton's log, which here is the standard one under the name `local_runtime.model`."""
+
+    LogLevel = _LogLevel
+    INFO = _LogLevel.INFO
+    WARNING = _LogLevel.WARNING
+    ERROR = _LogLevel.ERROR
+    VERBOSE = _LogLevel.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: int = _LogLevel.INFO) -> None:
+        """A message of that level, VERBOSE being debug."""
+        _log.log(level, message)
 
     @staticmethod
     def log_info(message: str) -> None:
@@ -178,27 +138,42 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dic
     return _config_by_name(model_config, "output", name)
 
 
-def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of a config's data_type: TYPE_FP32 -> float32, TYPE_STRING -> object."""
-    return TRITON_STRING_TO_NUMPY[triton_type_string]
-
-
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Whether the model may send any number of responses; refused at load here."""
+    """Whether the model may send any number of responses."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def get_model_dir() -> str:
-    """The version folder of the calling model. Only in the instance's own thread."""
-    folder: str | None = getattr(_this_thread, "model_dir", None)
-    if folder is None:
-        raise TritonModelException("get_model_dir works in the thread that loads and runs the model")
-    return folder
+    """The version folder of the calling model."""
+    return context.current().folder
 
 
-def enter_model_dir(folder: str) -> None:
-    """For the loader, not for models: from now on this thread belongs to the model in that version folder."""
-    _this_thread.model_dir = folder
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load or reload a model of the repository; TritonModelException if that fails.
+
+    `config` (JSON) is used in place of the file's; `files` (keys "file:<version>/<name>") in place of the folder's.
+    """
+    contents = None if files is None else {path.removeprefix("file:"): content for path, content in files.items()}
+    try:
+        context.services().load(model_name, config=config or None, files=contents)
+    except (InferenceError, ModelLoadError) as error:
+        raise TritonModelException(f"Failed to load model: {error}") from error
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: ARG001, FBT001, FBT002 - Triton's signature
+    """Unload a model; returns at once. Models that it depends on stay."""
+    try:
+        context.services().unload(model_name)
+    except InferenceError as error:
+        raise TritonModelException(f"Failed to unload model: {error}") from error
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether that model can be asked now."""
+    try:
+        return context.services().is_ready(model_name, model_version)
+    except InferenceError as error:
+        raise TritonModelException(f"Failed to check model readiness: {error}") from error
 
 
 def _by_name(tensors: Sequence[Tensor], name: str) -> Tensor | None:

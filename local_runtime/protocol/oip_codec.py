@@ -1,25 +1,30 @@
-"""Open Inference Protocol messages to requests, answers to messages. No network.
+"""Open Inference Protocol messages of gRPC to requests, answers to messages. No network."""
 
-Binary form of tensors: little-endian values in row order; BYTES elements as a 4-byte little-endian length and the
-bytes (Triton's binary tensor data extension, `protocol/extension_binary_data.md`).
-"""
-
-import math
-import struct
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from local_runtime.errors import InferenceError, invalid, with_request_id
-from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
+from local_runtime.errors import ErrorCode, InferenceError, invalid, with_request_id
+from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata, Parameters
+from local_runtime.protocol import oip_describe
+from local_runtime.protocol.oip_parameters import (
+    FINAL_RESPONSE,
+    WANTS_EMPTY_FINAL,
+    check_load_file,
+    check_model_name,
+    flag,
+    request_fields,
+)
+from local_runtime.protocol.oip_tensors import Malformed, check_tensor, from_bytes, refusing, shaped, to_bytes
 from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.scheduling.stats import ModelStatistics
 from local_runtime.scheduling.validation import datatype_of
 
-# Which field of InferTensorContents holds which datatype; FP16 has none and must come raw.
+# Which field of InferTensorContents holds which datatype; FP16 and BF16 have none and must come raw.
 _TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
     {
         "BOOL": "bool_contents",
@@ -36,46 +41,87 @@ _TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
         "BYTES": "bytes_contents",
     }
 )
+_MAX_INT64 = 2**63 - 1
 
 
-def decode_request(message: Any, *, timeout_us: int | None) -> InferRequest:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """A request and what the protocol's side of it asks of the answer.
+
+    Args:
+        request: for the runtime.
+        classes: how many best classes are wanted in place of an output's values, by output.
+        wants_empty_final: streams: a last message even where the model ends with none.
+    """
+
+    request: InferRequest
+    classes: Mapping[str, int]
+    wants_empty_final: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """A `RepositoryModelLoadRequest`: the model, and the config and files that replace those of the repository."""
+
+    model: str
+    config: str | None
+    files: Mapping[str, bytes]
+
+
+def decode_request(message: Any, *, timeout_us: int | None) -> Decoded:
     """A `ModelInferRequest` as a request; INVALID_ARG if its tensors do not hold what they say.
 
     Arrays over raw contents are read-only views of the message.
     """
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise _refused(
-            message,
-            f"expected tensor data for {len(message.inputs)} inputs but got {len(raw)} sets of data for model "
-            f"'{message.model_name}'",
+    try:
+        parameters = _values(message.parameters)
+        return Decoded(
+            request=InferRequest(
+                model=message.model_name,
+                version=message.model_version,
+                inputs=_inputs(message),
+                request_id=message.id,
+                timeout_us=timeout_us,
+                outputs=tuple(output.name for output in message.outputs),
+                **request_fields(parameters),
+            ),
+            classes=_classes(message),
+            wants_empty_final=flag(WANTS_EMPTY_FINAL, parameters.get(WANTS_EMPTY_FINAL, False)),
         )
-    inputs: dict[str, Array] = {}
-    for position, tensor in enumerate(message.inputs):
-        if tensor.datatype not in NUMPY_TYPES:
-            raise _refused(message, f"invalid datatype for input '{tensor.name}': '{tensor.datatype}'")
-        if any(dim < 0 for dim in tensor.shape):
-            raise _refused(message, f"invalid shape for input '{tensor.name}': {list(tensor.shape)}")
-        if tensor.name in inputs:
-            raise _refused(message, f"input '{tensor.name}' is given more than once")
-        values = _raw_values(message, tensor, raw[position]) if raw else _typed_values(message, tensor)
-        try:
-            inputs[tensor.name] = values.reshape(tuple(tensor.shape))
-        except (ValueError, OverflowError) as error:  # dimensions beyond what numpy can address, or too many of them
-            raise _refused(message, f"invalid shape for input '{tensor.name}': {list(tensor.shape)}") from error
-    return InferRequest(
-        model=message.model_name,
-        version=message.model_version,
-        inputs=inputs,
-        request_id=message.id,
-        timeout_us=timeout_us,
-        outputs=tuple(output.name for output in message.outputs),
-    )
+    except Malformed as error:
+        raise invalid(with_request_id(message.id, str(error))) from error
 
 
-def encode_answer(answer: InferAnswer, *, request_id: str) -> Any:
-    """An answer as a `ModelInferResponse` with raw contents."""
-    return service_pb2.ModelInferResponse(
+def decode_load(message: Any) -> LoadRequest:
+    """A `RepositoryModelLoadRequest`; INVALID_ARG for parameters that are not Triton's."""
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    with refusing():
+        check_model_name(message.model_name)
+        for name, parameter in message.parameters.items():
+            if name == "config":
+                config = _chosen(name, parameter, "string_param")
+            elif name.startswith("file:"):
+                path = name.removeprefix("file:")
+                check_load_file(path)
+                files[path] = _chosen(name, parameter, "bytes_param")
+            else:
+                raise Malformed(f"unrecognized load parameter '{name:.100}'")
+    return LoadRequest(model=message.model_name, config=config, files=files)
+
+
+def decode_unload(message: Any) -> bool:
+    """Whether a `RepositoryModelUnloadRequest` takes the composing models along; INVALID_ARG if it is unclear."""
+    with refusing():
+        for name, parameter in message.parameters.items():
+            if name == "unload_dependents":
+                return bool(_chosen(name, parameter, "bool_param"))
+    return False
+
+
+def encode_answer(answer: InferAnswer, *, request_id: str, is_final: bool | None = None) -> Any:
+    """An answer as a `ModelInferResponse` with raw contents; in streams it says whether it is the last."""
+    message = service_pb2.ModelInferResponse(
         model_name=answer.model,
         model_version=answer.version,
         id=request_id,
@@ -85,95 +131,115 @@ def encode_answer(answer: InferAnswer, *, request_id: str) -> Any:
         ],
         raw_output_contents=[to_bytes(array) for array in answer.outputs.values()],
     )
+    _put(message.parameters, answer.parameters)
+    if is_final is not None:
+        message.parameters[FINAL_RESPONSE].bool_param = is_final
+    return message
+
+
+def encode_stream_error(error: InferenceError, *, request_id: str) -> Any:
+    """An error as a `ModelStreamInferResponse`, which says whose it is."""
+    return service_pb2.ModelStreamInferResponse(
+        error_message=error.message, infer_response=service_pb2.ModelInferResponse(id=request_id)
+    )
 
 
 def encode_metadata(metadata: ModelMetadata) -> Any:
     """Metadata as a `ModelMetadataResponse`."""
-    response = service_pb2.ModelMetadataResponse(
-        name=metadata.name, versions=metadata.versions, platform=metadata.platform
-    )
-    for field, tensors in ((response.inputs, metadata.inputs), (response.outputs, metadata.outputs)):
-        for tensor in tensors:
-            field.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    return response
+    return service_pb2.ModelMetadataResponse(**oip_describe.metadata(metadata))
 
 
-def encode_statistics(statistics: ModelStatistics) -> Any:
-    """Counters as a `ModelStatistics` message. Compute time counts as infer; nothing is split off for in/output."""
-    message = service_pb2.ModelStatistics(
-        name=statistics.name,
-        version=statistics.version,
-        inference_count=statistics.inference_count,
-        execution_count=statistics.execution_count,
-    )
-    total = message.inference_stats
-    total.success.count = total.queue.count = statistics.success_count
-    total.success.ns = 1000 * (statistics.queue_us + statistics.compute_us)
-    total.fail.count = statistics.fail_count
-    total.queue.ns = 1000 * statistics.queue_us
-    total.compute_infer.count = statistics.success_count
-    total.compute_infer.ns = 1000 * statistics.compute_us
-    for rows, executions in statistics.batch_sizes.items():
-        message.batch_stats.add(batch_size=rows).compute_infer.count = executions
-    return message
+def encode_statistics(statistics: Sequence[ModelStatistics]) -> Any:
+    """Counters as a `ModelStatisticsResponse`."""
+    return service_pb2.ModelStatisticsResponse(**oip_describe.statistics(statistics))
 
 
-def to_bytes(array: Array) -> bytes:
-    """The binary form of a tensor."""
-    if array.dtype.kind == "O":
-        return b"".join(struct.pack("<I", len(item)) + item for item in array.reshape(-1))
-    return array.tobytes()
-
-
-def _raw_values(message: Any, tensor: Any, raw: bytes) -> Array:
-    if tensor.datatype == "BYTES":
-        return _strings(message, tensor, raw)
-    dtype: np.dtype[Any] = np.dtype(NUMPY_TYPES[tensor.datatype])
-    expected = math.prod(tensor.shape) * dtype.itemsize
-    if len(raw) != expected:
-        raise _refused(
-            message,
-            f"input byte size mismatch for input '{tensor.name}' for model '{message.model_name}'. "
-            f"Expected {expected}, got {len(raw)}",
+def _inputs(message: Any) -> dict[str, Array]:
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise Malformed(
+            f"expected tensor data for {len(message.inputs)} inputs but got {len(raw)} sets of data for model "
+            f"'{message.model_name}'"
         )
-    return np.frombuffer(raw, dtype=dtype)
+    inputs: dict[str, Array] = {}
+    for position, tensor in enumerate(message.inputs):
+        if tensor.name in inputs:
+            raise Malformed(f"input '{tensor.name}' is given more than once")
+        if tensor.parameters:
+            _refuse_shared_memory(tensor)
+        if raw:
+            if tensor.HasField("contents") and tensor.contents.ListFields():
+                raise Malformed(f"input '{tensor.name}' has contents although the request uses raw_input_contents")
+            inputs[tensor.name] = from_bytes(
+                tensor.name, tensor.datatype, tensor.shape, raw=raw[position], model=message.model_name
+            )
+        else:
+            inputs[tensor.name] = _typed(tensor)
+    return inputs
 
 
-def _strings(message: Any, tensor: Any, raw: bytes) -> Array:
-    items: list[bytes] = []
-    at = 0
-    while at < len(raw):
-        start = at + 4
-        end = start + struct.unpack_from("<I", raw, at)[0] if start <= len(raw) else start
-        if end > len(raw):
-            raise _refused(message, f"unexpected end of string elements for inference input '{tensor.name}'")
-        items.append(raw[start:end])
-        at = end
-    return _counted(message, tensor, np.array(items, dtype=np.object_))
-
-
-def _typed_values(message: Any, tensor: Any) -> Array:
+def _typed(tensor: Any) -> Array:
+    check_tensor(tensor.name, tensor.datatype, tensor.shape)
     field = _TYPED_FIELDS.get(tensor.datatype)
     if field is None:
-        raise _refused(message, f"datatype {tensor.datatype} of input '{tensor.name}' needs raw contents")
-    values = getattr(tensor.contents, field)
+        raise Malformed(f"datatype {tensor.datatype} of input '{tensor.name}' needs raw contents")
+    if any(used.name != field for used, _ in tensor.contents.ListFields()):
+        raise Malformed(f"input '{tensor.name}' of datatype {tensor.datatype} must use contents field {field}")
     try:
-        array = np.array(list(values), dtype=NUMPY_TYPES[tensor.datatype])
+        array = np.array(list(getattr(tensor.contents, field)), dtype=NUMPY_TYPES[tensor.datatype])
     except OverflowError as error:
-        raise _refused(message, f"value out of range of {tensor.datatype} for input '{tensor.name}'") from error
-    return _counted(message, tensor, array)
+        raise Malformed(f"value out of range of {tensor.datatype} for input '{tensor.name}'") from error
+    return shaped(tensor.name, array, tensor.shape)
 
 
-def _counted(message: Any, tensor: Any, array: Array) -> Array:
-    expected = math.prod(tensor.shape)
-    if array.size != expected:
-        what = "string elements" if tensor.datatype == "BYTES" else "elements"
-        raise _refused(
-            message,
-            f"unexpected number of {what} {array.size} for inference input '{tensor.name}', expecting {expected}",
+def _classes(message: Any) -> dict[str, int]:
+    classes: dict[str, int] = {}
+    for output in message.outputs:
+        if not output.parameters:
+            continue
+        _refuse_shared_memory(output)
+        wanted = _values(output.parameters).get("classification", 0)
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
+            raise Malformed(f"parameter 'classification' of output '{output.name}' must be a whole number above 0")
+        if wanted:
+            classes[output.name] = wanted
+    return classes
+
+
+def _refuse_shared_memory(tensor: Any) -> None:
+    if "shared_memory_region" in tensor.parameters:
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED, f"tensor '{tensor.name}' is in shared memory, which this server does not offer"
         )
-    return array
 
 
-def _refused(message: Any, text: str) -> InferenceError:
-    return invalid(with_request_id(message.id, text))
+def _values(parameters: Any) -> dict[str, Any]:
+    """`InferParameter`s as plain values."""
+    values: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise Malformed(f"parameter '{name}' has no value")
+        values[name] = getattr(parameter, choice)
+    return values
+
+
+def _put(target: Any, parameters: Parameters) -> None:
+    for name, value in parameters.items():
+        parameter = target[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, str):
+            parameter.string_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        elif value > _MAX_INT64:
+            parameter.uint64_param = value
+        else:
+            parameter.int64_param = value
+
+
+def _chosen(name: str, parameter: Any, choice: str) -> Any:
+    if parameter.WhichOneof("parameter_choice") != choice:
+        raise Malformed(f"parameter '{name:.100}' must be given as {choice}")
+    return getattr(parameter, choice)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf import json_format
@@ -13,7 +14,18 @@ from local_runtime.errors import ModelLoadError
 from local_runtime.repository.model_config import Backend, InstanceGroup, InstanceKind, ModelConfig
 
 # The file that each backend loads unless `default_model_filename` says otherwise (Triton's defaults).
-_MODEL_FILES = {Backend.PYTORCH: "model.pt", Backend.PYTHON: "model.py", Backend.ENSEMBLE: ""}
+_MODEL_FILES: Mapping[Backend, str] = MappingProxyType(
+    {
+        Backend.PYTORCH: "model.pt",
+        Backend.ONNXRUNTIME: "model.onnx",
+        Backend.PYTHON: "model.py",
+        Backend.ENSEMBLE: "",
+    }
+)
+# The platform that Triton writes beside a backend (core `src/model_config_utils.cc`, AutoCompleteBackendFields).
+_PLATFORMS: Mapping[Backend, str] = MappingProxyType(
+    {Backend.PYTORCH: "pytorch_libtorch", Backend.ONNXRUNTIME: "onnxruntime_onnx"}
+)
 _WIDE_INTEGERS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
 
@@ -34,8 +46,8 @@ def model_filename(config: ModelConfig) -> str:
 def place(config: ModelConfig, *, cuda_devices: int) -> tuple[Placement, ...]:
     """One placement per instance, given how many CUDA devices there are.
 
-    KIND_AUTO means every GPU there is, or the CPU without one. Raises ModelLoadError for a GPU that is
-    not there.
+    KIND_AUTO means the GPUs that are named, or every GPU there is, or the CPU without one. A KIND_MODEL instance
+    places itself. Raises ModelLoadError for a GPU that is not there.
     """
     if config.backend is Backend.ENSEMBLE:
         return ()
@@ -45,39 +57,65 @@ def place(config: ModelConfig, *, cuda_devices: int) -> tuple[Placement, ...]:
 
 
 def _place_group(group: InstanceGroup, model: str, cuda_devices: int) -> Sequence[Placement]:
-    gpus = group.gpus or tuple(range(cuda_devices))
-    if group.kind is InstanceKind.CPU and group.gpus:
-        raise ModelLoadError(f"instance group {group.name} of model {model} has kind KIND_CPU but lists gpus")
-    if group.kind is InstanceKind.CPU or (group.kind is InstanceKind.AUTO and not gpus):
-        devices: Sequence[tuple[InstanceKind, int]] = [(InstanceKind.CPU, 0)]
-    else:
-        devices = [(InstanceKind.GPU, gpu) for gpu in gpus]
-    absent = [device for kind, device in devices if kind is InstanceKind.GPU and device >= cuda_devices]
-    if absent or not devices:
-        wanted = ", ".join(str(device) for device in absent) or "any"
-        raise ModelLoadError(
-            f"instance group {group.name} of model {model} has kind KIND_GPU but no GPU is available "
-            f"(GPU {wanted} of {cuda_devices})"
-        )
-    places = [device for device in devices for _ in range(group.count)]
+    places = [device for device in _devices(group, model, cuda_devices) for _ in range(group.count)]
     return [
         Placement(name=f"{group.name}_{index}", kind=kind, device_id=device)
         for index, (kind, device) in enumerate(places)
     ]
 
 
+def _devices(group: InstanceGroup, model: str, cuda_devices: int) -> Sequence[tuple[InstanceKind, int]]:
+    gpus = group.gpus or tuple(range(cuda_devices))
+    if group.kind in (InstanceKind.CPU, InstanceKind.MODEL):
+        return [(group.kind, 0)]
+    if group.kind is InstanceKind.AUTO and not gpus:
+        return [(InstanceKind.CPU, 0)]
+    where = f"instance group {group.name} of model {model}"
+    if not gpus:
+        raise ModelLoadError(f"{where} has kind KIND_GPU but no GPUs are available")
+    absent = [gpu for gpu in gpus if not 0 <= gpu < cuda_devices]
+    if absent:
+        known = ", ".join(str(gpu) for gpu in range(cuda_devices)) or "none"
+        raise ModelLoadError(f"{where} specifies invalid or unsupported gpu id {absent[0]}. GPUs are: {known}")
+    return [(InstanceKind.GPU, gpu) for gpu in gpus]
+
+
 def completed(config: ModelConfig, placements: Sequence[Placement]) -> Any:
-    """The `ModelConfig` message with the defaults that Triton fills in when it loads a model."""
+    """The `ModelConfig` message with the defaults that Triton fills in when it loads a model.
+
+    Which ones: core `src/model_config_utils.cc`, AutoCompleteBackendFields and NormalizeModelConfig.
+    """
     message = model_config_pb2.ModelConfig()
     message.CopyFrom(config.message)
-    message.version_policy.latest.num_versions = 1
+    if not message.HasField("version_policy"):
+        message.version_policy.latest.num_versions = 1
     message.default_model_filename = model_filename(config)
-    if config.dynamic_batching is not None and not config.dynamic_batching.preferred_batch_size:
-        message.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+    if config.backend is not Backend.ENSEMBLE:
+        message.backend = config.backend
+        message.platform = message.platform or _PLATFORMS.get(config.backend, "")
+        for buffer in ("input_pinned_memory", "output_pinned_memory"):
+            if not message.optimization.HasField(buffer):
+                getattr(message.optimization, buffer).enable = True
+    _complete_schedulers(message, config)
     if placements:
         del message.instance_group[:]
         message.instance_group.extend(_completed_group(group, placements) for group in config.instance_groups)
     return message
+
+
+def _complete_schedulers(message: Any, config: ModelConfig) -> None:
+    if message.HasField("dynamic_batching"):
+        _complete_preferred(message.dynamic_batching, config)
+    if config.sequence_batching is not None:
+        block = message.sequence_batching
+        block.max_sequence_idle_microseconds = config.sequence_batching.max_sequence_idle_microseconds
+        if block.HasField("oldest"):
+            _complete_preferred(block.oldest, config)
+
+
+def _complete_preferred(block: Any, config: ModelConfig) -> None:
+    if not block.preferred_batch_size and config.max_batch_size > 0:
+        block.preferred_batch_size.append(config.max_batch_size)
 
 
 def _completed_group(group: InstanceGroup, placements: Sequence[Placement]) -> Any:

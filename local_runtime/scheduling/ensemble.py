@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import graphlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from local_runtime.errors import InferenceError, ModelLoadError, in_ensemble
 from local_runtime.messages import Array, InferAnswer, InferRequest, Tensors
@@ -122,6 +122,19 @@ async def run(request: CheckedRequest, *, config: ModelConfig, infer: Infer) -> 
     return execution.result()
 
 
+def _needed_steps(config: ModelConfig, outputs: Sequence[str]) -> list[EnsembleStep]:
+    """The steps that lead to the wanted outputs; Triton runs no others, either (core `src/ensemble_scheduler`)."""
+    maker = {tensor: step for step in config.ensemble_steps for tensor in step.output_map.values()}
+    needed: list[EnsembleStep] = []
+    tensors = list(outputs)
+    while tensors:
+        step = maker.get(tensors.pop())
+        if step is not None and step not in needed:
+            needed.append(step)
+            tensors.extend(step.input_map.values())
+    return [step for step in config.ensemble_steps if step in needed]
+
+
 class _Execution:
     """The tensors and sums of one request on its way through the steps."""
 
@@ -130,7 +143,7 @@ class _Execution:
         self._config = config
         self._infer = infer
         self._tensors: dict[str, Array] = dict(request.inputs)
-        self._waiting = list(config.ensemble_steps)
+        self._waiting = _needed_steps(config, request.outputs)
         self._queue_us = 0
         self._compute_us = 0
 

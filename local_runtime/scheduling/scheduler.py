@@ -1,6 +1,6 @@
-"""The acting side of batching: one queue, its free instances and its timer, on the event loop.
+"""The acting side of a policy: one queue, its free instances and its timer, on the event loop.
 
-Everything here obeys `Batcher.decide`; nothing here decides. Requests that arrive in the same turn of the event
+Everything here obeys `Policy.decide`; nothing here decides. Requests that arrive in the same turn of the event
 loop are all queued before the first decision, so a burst becomes a batch without any delay being configured.
 """
 
@@ -10,41 +10,44 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
 
-from local_runtime.errors import InferenceError, deadline_passed, queue_full, stopped
-from local_runtime.messages import BatchExecuted, Tensors
-from local_runtime.scheduling.batching import Admission, Batcher, Dispatch, QueuedRequest, WaitUntil
-from local_runtime.scheduling.collate import Outcome
-from local_runtime.scheduling.stats import StatsRecorder
+from local_runtime.errors import (
+    ErrorCode,
+    InferenceError,
+    deadline_passed,
+    no_correlation_id,
+    not_started,
+    queue_full,
+    queue_timeout,
+    sequence_broken,
+    stopped,
+)
+from local_runtime.messages import BatchExecuted, InferRequest, Tensors
+from local_runtime.scheduling.decisions import (
+    Admission,
+    Dispatch,
+    Dropped,
+    DropReason,
+    Policy,
+    QueuedRequest,
+    Slot,
+    WaitUntil,
+)
+from local_runtime.scheduling.execution import Deferred, Executed, Instance, Outcome
+from local_runtime.scheduling.sequence_inputs import SequenceInputs
+from local_runtime.scheduling.stats import Compute, FailureReason, StatsRecorder
 from local_runtime.scheduling.validation import CheckedRequest
 
 _log = logging.getLogger(__name__)
-
-
-class Executed(Protocol):
-    """What an instance reports of a batch: one outcome per member, in order, and its time in microseconds."""
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]:
-        """Outputs or error of each member."""
-
-    @property
-    def compute_us(self) -> int:
-        """How long the model took."""
-
-
-class Instance(Protocol):
-    """Something that runs one batch at a time."""
-
-    def submit(self, members: Sequence[CheckedRequest], done: Callable[[Executed], None]) -> None:
-        """Run the batch; call `done` exactly once, from any thread."""
+# Event loops keep time in milliseconds; a shorter wait goes round the loop without sleeping.
+_TIMER_RESOLUTION_US = 1_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One request's outputs; times in microseconds, `batch_size` in rows."""
+    """One request's outputs (none where they went through `respond`); `batch_size` in rows, times in microseconds."""
 
     outputs: Tensors
     queue_us: int
@@ -52,58 +55,72 @@ class Answered:
     batch_size: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
-    request: CheckedRequest
-    answer: asyncio.Future[Answered]
-    enqueued_us: int
+    """A request on its way. `held` is its result while preserve_ordering makes it wait for earlier ones."""
+
+    __slots__ = ("answer", "enqueued_us", "held", "request")
+
+    def __init__(self, request: CheckedRequest, answer: "asyncio.Future[Answered]", enqueued_us: int) -> None:
+        self.request = request
+        self.answer = answer
+        self.enqueued_us = enqueued_us
+        self.held: Answered | InferenceError | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Running:
-    dispatch: Dispatch
-    members: Sequence[_Pending]
-    instance: Instance
-    started_us: int
+    """A batch on an instance; `members` are the waiting callers, in the order of `dispatch.ids`."""
+
+    __slots__ = ("dispatch", "members", "started_us")
+
+    def __init__(self, dispatch: Dispatch, members: Sequence[_Pending], started_us: int) -> None:
+        self.dispatch = dispatch
+        self.members = members
+        self.started_us = started_us
 
 
 class ModelScheduler:
     """Owns the queue of one model version. Used from one event loop only.
 
     Args:
-        model: the model's name, for errors and the observer.
-        version: its version, for the observer.
-        batcher: decides.
-        instances: run; all are free now.
-        stats: counts.
+        stats: counts, and knows the model's name and version.
+        policy: decides.
+        instances: run; all are free now. The policy knows them by their position.
         clock_us: monotonic time in microseconds.
         observer: told of every execution.
+        preserve_ordering: answers leave in the order in which requests came.
+        sequence_inputs: for sequence models: makes control and state inputs, keeps state outputs.
     """
 
     def __init__(
         self,
         *,
-        model: str,
-        version: str,
-        batcher: Batcher,
-        instances: Iterable[Instance],
         stats: StatsRecorder,
+        policy: Policy,
+        instances: Sequence[Instance],
         clock_us: Callable[[], int],
         observer: Callable[[BatchExecuted], None] | None = None,
+        preserve_ordering: bool = False,
+        sequence_inputs: SequenceInputs | None = None,
     ) -> None:
-        self._model = model
-        self._version = version
-        self._batcher = batcher
-        self._free = collections.deque(instances)
         self._stats = stats
+        self._model = stats.name
+        self._policy = policy
+        self._instances = instances
+        self._free = collections.deque(range(len(instances)))
         self._clock_us = clock_us
         self._observer = observer
+        self._in_order: collections.deque[_Pending] | None = collections.deque() if preserve_ordering else None
+        self._sequence_inputs = sequence_inputs
         self._ids = itertools.count()
         self._queued: dict[int, _Pending] = {}
         self._running: set[_Running] = set()
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+
+    def __len__(self) -> int:
+        """Requests waiting now."""
+        return len(self._queued)
 
     async def infer(self, request: CheckedRequest, *, deadline_us: int | None) -> Answered:
         """Queue the request and wait for its answer.
@@ -116,47 +133,54 @@ class ModelScheduler:
             raise stopped(self._model)
         request_id = next(self._ids)
         now_us = self._clock_us()
-        queued = QueuedRequest(
-            id=request_id,
-            rows=request.rows,
-            batch_key=request.batch_key,
-            enqueued_us=now_us,
-            deadline_us=deadline_us,
-        )
-        if self._batcher.enqueue(queued) is Admission.QUEUE_FULL:
-            raise queue_full(request.request_id)
-        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        self._queued[request_id] = _Pending(request=request, answer=answer, enqueued_us=now_us)
-        if self._free:
-            self._decide_soon()
+        admission = self._policy.enqueue(_queued(request, request_id, now_us=now_us, deadline_us=deadline_us))
+        if admission is not Admission.ACCEPTED:
+            raise self._refusal(admission, request)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answered] = loop.create_future()
+        pending = _Pending(request, answer, now_us)
+        self._queued[request_id] = pending
+        if self._in_order is not None:
+            self._in_order.append(pending)
+        if self._soon is None and (self._free or self._policy.needs_timer):
+            # After this turn of the event loop, when all that arrives in it is queued.
+            self._soon = loop.call_soon(self._dispatch)
         try:
             return await answer
         except asyncio.CancelledError:
-            if self._batcher.cancel(request_id):
-                del self._queued[request_id]
-                self._stats.failed()
-            elif answer.done() and not answer.cancelled():
-                answer.exception()  # seen, so that asyncio does not report it as lost
+            self._left(request_id, pending)
             raise
 
     def close(self) -> None:
         """Fail what is queued or running, at once. Draining first is the runtime's business."""
         self._is_closed = True
         self._cancel_wakes()
-        self._batcher.drain()
+        self._policy.drain()
         error = stopped(self._model)
-        for pending in self._queued.values():
-            self._fail(pending, error)
+        waiting = [*self._queued.values(), *(pending for running in self._running for pending in running.members)]
         self._queued.clear()
-        for running in self._running:
-            for pending in running.members:
-                self._fail(pending, error)
         self._running.clear()
+        for pending in waiting:
+            self._fail(pending, error, FailureReason.OTHER)
 
-    def _decide_soon(self) -> None:
-        """Ask for a decision after this turn of the event loop, when all that arrives in it is queued."""
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_soon(self._dispatch)
+    def _refusal(self, admission: Admission, request: CheckedRequest) -> InferenceError:
+        if admission is Admission.NO_CORRELATION_ID:
+            return no_correlation_id(self._model)
+        if admission is Admission.NOT_STARTED:
+            return not_started(self._model, request.source.sequence_id)
+        return queue_full(request.request_id)
+
+    def _left(self, request_id: int, pending: _Pending) -> None:
+        """The caller of this request has left."""
+        pending.request.cancellation.is_cancelled = True
+        dropped = self._policy.cancel(request_id)
+        if dropped:
+            self._drop(dropped)
+            if self._soon is None and (self._free or self._policy.needs_timer):
+                self._soon = asyncio.get_running_loop().call_soon(self._dispatch)
+        elif pending.answer.done() and not pending.answer.cancelled():
+            pending.answer.exception()  # seen, so that asyncio does not report it as lost
+        self._release()
 
     def _cancel_wakes(self) -> None:
         for handle in (self._soon, self._timer):
@@ -165,31 +189,69 @@ class ModelScheduler:
         self._soon = self._timer = None
 
     def _dispatch(self) -> None:
-        """Give work to free instances for as long as the batcher has some."""
+        """Give work to free instances for as long as the policy has some."""
         self._cancel_wakes()
-        while self._free:
-            decision = self._batcher.decide(self._clock_us())
-            for request_id in decision.expired:
-                self._fail(self._queued.pop(request_id), deadline_passed(self._model))
+        while self._free or self._policy.needs_timer:
+            decision = self._policy.decide(self._clock_us(), free=self._free)
+            if decision.dropped:
+                self._drop(decision.dropped)
             if isinstance(decision, Dispatch):
                 self._run(decision)
                 continue
             if isinstance(decision, WaitUntil):
-                delay_us = decision.at_us - self._clock_us()
-                loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(max(0, delay_us) / 1_000_000, self._dispatch)
+                self._wake_at(decision.at_us)
             return
 
+    def _wake_at(self, at_us: int) -> None:
+        loop = asyncio.get_running_loop()
+        delay_us = at_us - self._clock_us()
+        if delay_us < _TIMER_RESOLUTION_US:
+            self._soon = loop.call_soon(self._dispatch)
+        else:
+            self._timer = loop.call_later(delay_us / 1_000_000, self._dispatch)
+
+    def _drop(self, dropped: Sequence[Dropped]) -> None:
+        """Answer those who left the queue without being run."""
+        for left in dropped:
+            pending = self._queued.pop(left.id)
+            reason = FailureReason.CANCELED
+            if left.reason is DropReason.QUEUE_TIMEOUT:
+                error, reason = queue_timeout(), FailureReason.REJECTED
+            elif left.reason is DropReason.DEADLINE:
+                error = deadline_passed(self._model)
+            else:
+                error = sequence_broken(self._model, pending.request.source.sequence_id)
+            self._fail(pending, error, reason)
+        self._forget_sequences()
+
     def _run(self, dispatch: Dispatch) -> None:
-        running = _Running(
-            dispatch=dispatch,
-            members=[self._queued.pop(request_id) for request_id in dispatch.ids],
-            instance=self._free.popleft(),
-            started_us=self._clock_us(),
-        )
+        self._free.remove(dispatch.instance)
+        members = [self._queued.pop(request_id) for request_id in dispatch.ids]
+        running = _Running(dispatch, members, self._clock_us())
         self._running.add(running)
         done = functools.partial(self._done, asyncio.get_running_loop(), running)
-        running.instance.submit([pending.request for pending in running.members], done)
+        self._instances[dispatch.instance].submit(self._batch(running), done)
+
+    def _batch(self, running: _Running) -> Sequence[CheckedRequest]:
+        """What the model gets: the requests, and for sequences one row for each slot."""
+        requests = [pending.request for pending in running.members]
+        if self._sequence_inputs is None:
+            return requests
+        waiting = iter(requests)
+        template = requests[0]
+        return [
+            self._in_slot(self._sequence_inputs, slot, template if slot.request is None else next(waiting))
+            for slot in running.dispatch.slots
+        ]
+
+    def _in_slot(self, extra: SequenceInputs, slot: Slot, request: CheckedRequest) -> CheckedRequest:
+        """The request with control and state inputs; a slot without one gets a request that nobody waits for."""
+        inputs = extra.inputs_for(slot, request.inputs)
+        outputs = (*request.outputs, *extra.state_output_names)
+        if slot.request is None:
+            nobody = InferRequest(model=self._model, inputs={})
+            return CheckedRequest(source=nobody, inputs=inputs, rows=1, batch_key=request.batch_key, outputs=outputs)
+        return dataclasses.replace(request, inputs=inputs, outputs=outputs)
 
     def _done(self, loop: asyncio.AbstractEventLoop, running: _Running, executed: Executed) -> None:
         """In the instance's thread: hand the outcome to the event loop."""
@@ -203,51 +265,115 @@ class ModelScheduler:
         """Back on the event loop: next batch first, so that the instance does not idle, then the answers."""
         if self._is_closed:
             return
+        dispatch = running.dispatch
+        outcomes = self._outcomes(dispatch, executed.outcomes)
         self._running.remove(running)
-        self._free.append(running.instance)
+        now_us = self._clock_us()
+        self._policy.finished(dispatch, now_us=now_us, compute_us=now_us - running.started_us)
+        self._forget_sequences()
+        self._free.append(dispatch.instance)
         self._dispatch()
+        self._stats.executed(rows=dispatch.rows, compute=executed.compute)
+        at_ms = time.time_ns() // 1_000_000
         failed = 0
-        self._stats.executed(rows=running.dispatch.rows, compute_us=executed.compute_us)
-        for pending, outcome in zip(running.members, executed.outcomes, strict=True):
+        for pending, outcome in zip(running.members, outcomes, strict=True):
             if isinstance(outcome, InferenceError):
                 failed += 1
-                self._fail(pending, outcome)
+                canceled = outcome.code is ErrorCode.CANCELLED
+                self._fail(pending, outcome, FailureReason.CANCELED if canceled else FailureReason.BACKEND)
             else:
-                self._answer(pending, outcome, running=running, compute_us=executed.compute_us)
-        self._observe(running, compute_us=executed.compute_us, failed=failed)
+                self._answer(pending, outcome, running, compute=executed.compute, at_ms=at_ms)
+        self._observe(running, compute=executed.compute, failed=failed)
 
-    def _answer(self, pending: _Pending, outputs: Tensors, *, running: _Running, compute_us: int) -> None:
+    def _outcomes(self, dispatch: Dispatch, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """The outcomes of real requests; of sequences, with the state outputs kept and taken off."""
+        extra = self._sequence_inputs
+        if extra is None:
+            return outcomes
+        return [
+            extra.store(slot, outcome) if not isinstance(outcome, InferenceError | Deferred) else outcome
+            for slot, outcome in zip(dispatch.slots, outcomes, strict=True)
+            if slot.request is not None
+        ]
+
+    def _forget_sequences(self) -> None:
+        """Give up the state of sequences that have ended."""
+        if self._sequence_inputs is not None:
+            for correlation_id in self._policy.take_ended():
+                self._sequence_inputs.drop(correlation_id)
+
+    def _answer(
+        self, pending: _Pending, outcome: Tensors | Deferred, running: _Running, *, compute: Compute, at_ms: int
+    ) -> None:
         queue_us = running.started_us - pending.enqueued_us
-        self._stats.answered(rows=pending.request.rows, queue_us=queue_us)
-        if not pending.answer.done():
-            answered = Answered(
-                outputs=outputs,
-                queue_us=queue_us,
-                compute_us=compute_us,
-                batch_size=running.dispatch.rows,
-            )
-            pending.answer.set_result(answered)
+        self._stats.answered(rows=pending.request.rows, queue_us=queue_us, compute=compute, at_ms=at_ms)
+        answered = Answered(
+            outputs={} if isinstance(outcome, Deferred) else outcome,
+            queue_us=queue_us,
+            compute_us=compute.total_us,
+            batch_size=running.dispatch.rows,
+        )
+        self._deliver(pending, answered)
 
-    def _fail(self, pending: _Pending, error: InferenceError) -> None:
-        self._stats.failed()
-        if not pending.answer.done():
-            # Each caller gets its own exception object: tracebacks and __context__ are written into it.
-            pending.answer.set_exception(InferenceError(error.code, error.message))
+    def _fail(self, pending: _Pending, error: InferenceError, reason: FailureReason) -> None:
+        self._stats.failed(reason, after_us=self._clock_us() - pending.enqueued_us)
+        # Each caller gets its own exception object: tracebacks and __context__ are written into it.
+        self._deliver(pending, InferenceError(error.code, error.message))
 
-    def _observe(self, running: _Running, *, compute_us: int, failed: int) -> None:
+    def _deliver(self, pending: _Pending, result: Answered | InferenceError) -> None:
+        """Hand the result to the caller, unless it has left; with preserve_ordering, when it is its turn."""
+        if self._in_order is None:
+            _resolve(pending.answer, result)
+        else:
+            pending.held = result
+            self._release()
+
+    def _release(self) -> None:
+        """With preserve_ordering: hand out what has no unfinished request before it."""
+        while self._in_order and (self._in_order[0].held is not None or self._in_order[0].answer.done()):
+            pending = self._in_order.popleft()
+            if pending.held is not None:
+                _resolve(pending.answer, pending.held)
+
+    def _observe(self, running: _Running, *, compute: Compute, failed: int) -> None:
         if self._observer is None:
             return
         event = BatchExecuted(
             model=self._model,
-            version=self._version,
+            version=self._stats.version,
             batch_size=running.dispatch.rows,
             requests=len(running.members),
             failed=failed,
-            oldest_queue_us=running.started_us - running.members[0].enqueued_us,
-            compute_us=compute_us,
+            oldest_queue_us=running.started_us - min(pending.enqueued_us for pending in running.members),
+            compute_us=compute.total_us,
             reason=running.dispatch.reason.value,
         )
         try:
             self._observer(event)
         except Exception:  # noqa: BLE001 - the observer is foreign code and must not stop the serving
             _log.exception("observer failed", extra={"model": self._model})
+
+
+def _queued(request: CheckedRequest, request_id: int, *, now_us: int, deadline_us: int | None) -> QueuedRequest:
+    source = request.source
+    return QueuedRequest(
+        id=request_id,
+        rows=request.rows,
+        batch_key=request.batch_key,
+        enqueued_us=now_us,
+        deadline_us=deadline_us,
+        priority=source.priority,
+        timeout_us=source.queue_timeout_us,
+        correlation_id=source.sequence_id,
+        is_start=source.sequence_start,
+        is_end=source.sequence_end,
+    )
+
+
+def _resolve(answer: "asyncio.Future[Answered]", result: Answered | InferenceError) -> None:
+    if answer.done():
+        return
+    if isinstance(result, InferenceError):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)

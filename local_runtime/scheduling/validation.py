@@ -8,7 +8,8 @@ returns: a model that breaks its own configuration is an error, not a wrong answ
 
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,64 +26,269 @@ _BATCH_NOTE = (
 )
 
 
+# How a decoupled model answers: outputs, an error or nothing, and whether that was the last. From any thread.
+Respond: TypeAlias = Callable[[Tensors | InferenceError | None, bool], None]
+
+
+class Cancellation:
+    """Whether a request's caller has left; a Python model may ask while it runs."""
+
+    __slots__ = ("is_cancelled",)
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRequest:
-    """A request that fits the model. `rows` is 1 for a model without a batch dimension.
+    """A request that fits the model.
 
-    Requests with equal `batch_key` may be concatenated. `outputs` names the wanted outputs in config order.
+    Args:
+        source: the request as it came.
+        inputs: by name in config order, in the shapes that the model sees (`reshape`); optional ones may lack.
+            The scheduler of a sequence model adds its control and state inputs.
+        rows: of the batch dimension; 1 for a model without one.
+        batch_key: equal for requests that may share a batch.
+        outputs: the wanted outputs in config order; the scheduler of a sequence model adds its states.
+        cancellation: set when the caller leaves.
+        respond: decoupled models only.
     """
 
+    source: InferRequest
     inputs: Tensors
     rows: int
     batch_key: Hashable
     outputs: tuple[str, ...]
-    request_id: str
+    cancellation: Cancellation = dataclasses.field(default_factory=Cancellation)
+    respond: Respond | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for the request, or ""."""
+        return self.source.request_id
 
 
-def check(request: InferRequest, config: ModelConfig) -> CheckedRequest:
-    """The request in the form that batches need, or INVALID_ARG with Triton's text."""
-    outputs = _wanted_outputs(request, config)
-    _check_names(request, config)
-    inputs = {spec.name: _as_array(request.inputs[spec.name], request, spec) for spec in config.inputs}
-    rows = _rows(inputs, request, config) if config.max_batch_size > 0 else 1
-    for spec in config.inputs:
-        _check_tensor(inputs[spec.name], spec, request, config)
-    inner = 1 if config.max_batch_size > 0 else 0
-    return CheckedRequest(
-        inputs=inputs,
-        rows=rows,
-        batch_key=tuple(array.shape[inner:] for array in inputs.values()),
-        outputs=outputs,
-        request_id=request.request_id,
-    )
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Input:
+    """One input's rules, worked out once.
+
+    Args:
+        spec: as configured.
+        numpy_type: of its arrays, object for BYTES.
+        full: the shape that clients send, -1 for free dimensions.
+        fixed: `full` without the batch dimension where nothing in it is free, None otherwise.
+        is_keyed: whether its inner shape decides with whom a request may share a batch.
+    """
+
+    spec: TensorSpec
+    numpy_type: "np.dtype[Any]"
+    full: tuple[int, ...]
+    fixed: tuple[int, ...] | None
+    is_keyed: bool
+
+
+class RequestChecker:
+    """Checks the requests to one model. Keeps no state between requests; safe from any thread."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._batches = config.max_batch_size > 0
+        self._inner = 1 if self._batches else 0
+        self._inputs = tuple(
+            _Input(
+                spec=spec,
+                numpy_type=spec.numpy_type,
+                full=config.full_shape(spec),
+                fixed=None if -1 in spec.dims else spec.dims,
+                is_keyed=-1 in spec.dims and not spec.allow_ragged_batch,
+            )
+            for spec in config.inputs
+        )
+        self._names = frozenset(spec.name for spec in config.inputs)
+        self._required = tuple(spec.name for spec in config.inputs if not spec.is_optional)
+        self._optional = len(config.inputs) - len(self._required)
+        self._reshapes = any(spec.reshape is not None for spec in config.inputs)
+        self._keyed = tuple(rule for rule in self._inputs if rule.is_keyed or rule.spec.is_optional)
+        self._outputs = tuple(spec.name for spec in config.outputs)
+
+    def check(self, request: InferRequest, *, respond: Respond | None = None) -> CheckedRequest:
+        """The request in the form that batches need, or INVALID_ARG with Triton's text."""
+        outputs = self._wanted_outputs(request) if request.outputs else self._outputs
+        self._check_names(request)
+        given = request.inputs
+        present = [rule for rule in self._inputs if rule.spec.name in given] if self._optional else self._inputs
+        inputs = {rule.spec.name: self._as_array(given[rule.spec.name], request, rule) for rule in present}
+        rows = self._rows(inputs, request) if self._batches else 1
+        for rule in present:
+            self._check_tensor(inputs[rule.spec.name], rule, request)
+        if self._reshapes:
+            inputs = {rule.spec.name: self._reshaped(inputs[rule.spec.name], rule) for rule in present}
+        if rows > 1 and self._config.sequence_batching is not None:
+            raise invalid(
+                f"inference request to model '{self._config.name}' must specify batch-size 1 due to requirements of "
+                "sequence batcher"
+            )
+        return CheckedRequest(
+            source=request,
+            inputs=inputs,
+            rows=rows,
+            batch_key=self._batch_key(inputs),
+            outputs=outputs,
+            respond=respond,
+        )
+
+    def _batch_key(self, inputs: Tensors) -> Hashable:
+        """Inner shapes of the inputs that must agree, and which of the optional ones are there."""
+        if not self._keyed:
+            return ()
+        return tuple(
+            None
+            if (array := inputs.get(rule.spec.name)) is None
+            else (array.shape[self._inner :] if rule.is_keyed else True)
+            for rule in self._keyed
+        )
+
+    def _wanted_outputs(self, request: InferRequest) -> tuple[str, ...]:
+        for name in request.outputs:
+            if name not in self._outputs:
+                raise invalid(f"unexpected inference output '{name}' for model '{self._config.name}'")
+        return tuple(name for name in self._outputs if name in request.outputs)
+
+    def _check_names(self, request: InferRequest) -> None:
+        names = request.inputs.keys()
+        if names == self._names:
+            return
+        if not len(self._required) <= len(names) <= len(self._inputs):
+            raise self._wrong_inputs(request)
+        for name in names:
+            if name not in self._names:
+                raise invalid(f"unexpected inference input '{name}' for model '{self._config.name}'")
+        if any(name not in names for name in self._required):
+            raise self._wrong_inputs(request)
+
+    def _wrong_inputs(self, request: InferRequest) -> InferenceError:
+        text = wrong_inputs(self._config.name, required=self._required, optional=self._optional, got=request.inputs)
+        return _refused(request, text)
+
+    def _as_array(self, array: Array, request: InferRequest, rule: _Input) -> Array:
+        if array.dtype is rule.numpy_type and array.dtype.kind != "O":
+            return array
+        try:
+            return bytes_array(array)
+        except TypeError as error:
+            raise _refused(request, f"input '{rule.spec.name}': {error}") from error
+
+    def _rows(self, inputs: Tensors, request: InferRequest) -> int:
+        rows: int | None = None
+        for rule in self._inputs:
+            array = inputs.get(rule.spec.name)
+            if array is None:
+                continue
+            if array.ndim == 0:
+                raise self._unexpected_shape(array, rule, request)
+            if rows is not None and array.shape[0] != rows:
+                raise _refused(
+                    request,
+                    f"input '{rule.spec.name}' batch size does not match other inputs for '{self._config.name}'",
+                )
+            rows = array.shape[0]
+        if rows is None or rows > self._config.max_batch_size:
+            raise _refused(
+                request,
+                f"inference request batch-size must be <= {self._config.max_batch_size} for '{self._config.name}'",
+            )
+        return rows
+
+    def _check_tensor(self, array: Array, rule: _Input, request: InferRequest) -> None:
+        if array.dtype != rule.numpy_type:
+            raise _refused(
+                request,
+                f"inference input '{rule.spec.name}' data-type is '{datatype_of(array)}', but model "
+                f"'{self._config.name}' expects '{rule.spec.datatype}'",
+            )
+        shape = array.shape
+        if not (shape[self._inner :] == rule.fixed if rule.fixed is not None else fits(shape, rule.full)):
+            raise self._unexpected_shape(array, rule, request)
+        if self._batches and shape[0] == 0:
+            one_row = math.prod(shape[1:]) * array.dtype.itemsize
+            raise _refused(
+                request,
+                f"input byte size mismatch for input '{rule.spec.name}' for model '{self._config.name}'. "
+                f"Expected {one_row}, got 0",
+            )
+
+    def _reshaped(self, array: Array, rule: _Input) -> Array:
+        spec = rule.spec
+        if spec.reshape is None:
+            return array
+        return _reshape(array, inner=self._inner, was=spec.dims, becomes=spec.reshape)
+
+    def _unexpected_shape(self, array: Array, rule: _Input, request: InferRequest) -> InferenceError:
+        note = _BATCH_NOTE if self._batches else ""
+        return _refused(
+            request,
+            f"unexpected shape for input '{rule.spec.name}' for model '{self._config.name}'. "
+            f"Expected {_dims(rule.full)}, got {_dims(array.shape)}.{note}",
+        )
+
+
+def check(request: InferRequest, config: ModelConfig, *, respond: Respond | None = None) -> CheckedRequest:
+    """`RequestChecker.check` for a single request."""
+    return RequestChecker(config).check(request, respond=respond)
 
 
 def check_outputs(outputs: Tensors, config: ModelConfig, *, wanted: Sequence[str]) -> Tensors:
-    """The wanted outputs, in the order asked for, or INTERNAL naming how the model broke its configuration.
+    """The wanted outputs in the shapes that clients see, or INTERNAL naming how the model broke its configuration.
 
-    The number of rows is not judged here: `collate.split` knows what it must be.
+    In config order, a sequence model's states behind the outputs. The number of rows is not judged here:
+    `collate.split` knows what it must be.
     """
     checked: dict[str, Array] = {}
-    for spec in config.outputs:
+    for spec in _output_specs(config):
         if spec.name not in wanted:
             continue
         if spec.name not in outputs:
             raise model_fault(config.name, f"did not return output '{spec.name}'")
-        array = outputs[spec.name]
-        datatype = datatype_of(array)
-        if datatype != spec.datatype:
-            raise model_fault(
-                config.name,
-                f"returned output '{spec.name}' as '{datatype}', but its config says '{spec.datatype}'",
-            )
-        expected = config.full_shape(spec)
-        if not fits(array.shape, expected):
-            raise model_fault(
-                config.name,
-                f"returned output '{spec.name}' of shape {_dims(array.shape)}, but its config says {_dims(expected)}",
-            )
-        checked[spec.name] = array
+        checked[spec.name] = _checked_output(outputs[spec.name], spec, config)
     return checked
+
+
+def _output_specs(config: ModelConfig) -> Sequence[TensorSpec]:
+    states = config.sequence_batching.states if config.sequence_batching is not None else ()
+    if not states:
+        return config.outputs
+    names = {spec.name for spec in config.outputs}
+    return (
+        *config.outputs,
+        *(
+            TensorSpec(name=state.output_name, datatype=state.datatype, dims=state.dims)
+            for state in states
+            if state.output_name not in names
+        ),
+    )
+
+
+def _checked_output(array: Array, spec: TensorSpec, config: ModelConfig) -> Array:
+    datatype = datatype_of(array)
+    if datatype != spec.datatype:
+        raise model_fault(
+            config.name, f"returned output '{spec.name}' as '{datatype}', but its config says '{spec.datatype}'"
+        )
+    inner = 1 if config.max_batch_size > 0 else 0
+    seen = spec.dims if spec.reshape is None else spec.reshape
+    expected = (-1,) * inner + seen
+    if not fits(array.shape, expected):
+        raise model_fault(
+            config.name,
+            f"returned output '{spec.name}' of shape {_dims(array.shape)}, but its config says {_dims(expected)}",
+        )
+    return array if spec.reshape is None else _reshape(array, inner=inner, was=spec.reshape, becomes=spec.dims)
+
+
+def _reshape(array: Array, *, inner: int, was: Sequence[int], becomes: Sequence[int]) -> Array:
+    """The array in another inner shape; free dimensions keep their sizes, in order (core `src/infer_request.cc`)."""
+    free = iter([have for have, dim in zip(array.shape[inner:], was, strict=True) if dim == -1])
+    return array.reshape(*array.shape[:inner], *(next(free) if dim == -1 else dim for dim in becomes))
 
 
 def datatype_of(array: Array) -> str:
@@ -92,30 +298,6 @@ def datatype_of(array: Array) -> str:
     return _DATATYPES.get(array.dtype, "INVALID")
 
 
-def _wanted_outputs(request: InferRequest, config: ModelConfig) -> tuple[str, ...]:
-    known = tuple(spec.name for spec in config.outputs)
-    for name in request.outputs:
-        if name not in known:
-            raise invalid(f"unexpected inference output '{name}' for model '{config.name}'")
-    return tuple(name for name in known if name in request.outputs) if request.outputs else known
-
-
-def _check_names(request: InferRequest, config: ModelConfig) -> None:
-    required = [spec.name for spec in config.inputs]
-    if len(request.inputs) != len(required):
-        raise _refused(request, wrong_inputs(config.name, required=required, got=request.inputs))
-    for name in request.inputs:
-        if name not in required:
-            raise invalid(f"unexpected inference input '{name}' for model '{config.name}'")
-
-
-def _as_array(array: Array, request: InferRequest, spec: TensorSpec) -> Array:
-    try:
-        return bytes_array(array)
-    except TypeError as error:
-        raise _refused(request, f"input '{spec.name}': {error}") from error
-
-
 def bytes_array(array: Array) -> Array:
     """Strings in any of numpy's forms as an object array of bytes (str as UTF-8); other arrays as they are.
 
@@ -123,63 +305,26 @@ def bytes_array(array: Array) -> Array:
     """
     if array.dtype.kind not in "OSU":
         return array
-    flat = array.astype(np.object_).reshape(-1)
-    for position, item in enumerate(flat):
-        if isinstance(item, str):
-            flat[position] = item.encode()
-        elif not isinstance(item, bytes):
-            raise TypeError(f"an element of a BYTES tensor is {type(item).__name__}, not bytes or str")
-    return flat.reshape(array.shape)
-
-
-def _rows(inputs: Tensors, request: InferRequest, config: ModelConfig) -> int:
-    rows: int | None = None
-    for spec in config.inputs:
-        array = inputs[spec.name]
-        if array.ndim == 0:
-            raise _unexpected_shape(array, spec, request, config)
-        if rows is not None and array.shape[0] != rows:
-            raise _refused(request, f"input '{spec.name}' batch size does not match other inputs for '{config.name}'")
-        rows = int(array.shape[0])
-    if rows is None or rows > config.max_batch_size:
-        raise _refused(
-            request,
-            f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'",
-        )
-    return rows
-
-
-def _check_tensor(array: Array, spec: TensorSpec, request: InferRequest, config: ModelConfig) -> None:
-    datatype = datatype_of(array)
-    if datatype != spec.datatype:
-        raise _refused(
-            request,
-            f"inference input '{spec.name}' data-type is '{datatype}', but model '{config.name}' expects "
-            f"'{spec.datatype}'",
-        )
-    expected = config.full_shape(spec)
-    if not fits(array.shape, expected):
-        raise _unexpected_shape(array, spec, request, config)
-    if config.max_batch_size > 0 and array.shape[0] == 0:
-        one_row = math.prod(array.shape[1:]) * array.dtype.itemsize
-        raise _refused(
-            request,
-            f"input byte size mismatch for input '{spec.name}' for model '{config.name}'. Expected {one_row}, got 0",
-        )
+    items = array.ravel().tolist()
+    kinds = set(map(type, items))
+    if kinds <= {bytes}:
+        return array if array.dtype.kind == "O" else array.astype(np.object_)
+    other = next((kind for kind in kinds if not issubclass(kind, bytes | str)), None)
+    if other is not None:
+        raise TypeError(f"an element of a BYTES tensor is {other.__name__}, not bytes or str")
+    encoded = np.empty(array.size, dtype=np.object_)
+    encoded[:] = [item.encode() if isinstance(item, str) else bytes(item) for item in items]
+    return encoded.reshape(array.shape)
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether a shape agrees with one that may hold -1 for free dimensions."""
-    return len(shape) == len(expected) and all(want in (-1, have) for have, want in zip(shape, expected, strict=True))
-
-
-def _unexpected_shape(array: Array, spec: TensorSpec, request: InferRequest, config: ModelConfig) -> InferenceError:
-    note = _BATCH_NOTE if config.max_batch_size > 0 else ""
-    return _refused(
-        request,
-        f"unexpected shape for input '{spec.name}' for model '{config.name}'. "
-        f"Expected {_dims(config.full_shape(spec))}, got {_dims(array.shape)}.{note}",
-    )
+    if len(shape) != len(expected):
+        return False
+    for have, want in zip(shape, expected, strict=True):  # noqa: SIM110 - a generator costs more; this is per request
+        if want not in (have, -1):
+            return False
+    return True
 
 
 def _dims(shape: Sequence[int]) -> str:

@@ -31,3 +31,7 @@ def test_wrong_row_count_is_the_models_fault_for_every_member(returned):
     outcomes = split({"Y": returned}, rows=[1, 2], model="m")
     assert [outcome.code for outcome in outcomes] == [ErrorCode.INTERNAL] * 2
     assert "model 'm' returned" in outcomes[0].message
+
+
+def test_inputs_that_no_member_has_are_not_in_the_batch():
+    assert list(concatenate([{"X": np.zeros((1, 2))}, {"X": np.zeros((2, 2))}])) == ["X"]

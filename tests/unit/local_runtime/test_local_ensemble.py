@@ -5,7 +5,7 @@ import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest
-from local_runtime.repository.model_config import parse
+from local_runtime.repository.parsing import parse
 from local_runtime.scheduling import ensemble
 from local_runtime.scheduling.validation import check
 

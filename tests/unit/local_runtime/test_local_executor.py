@@ -1,134 +1,16 @@
+import sys
 import threading
+import types
 
-import numpy as np
 import pytest
 
-from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
-from local_runtime.executors.instance import Instance, TorchScriptModel
-from local_runtime.messages import InferRequest
+from local_runtime.errors import ErrorCode, ModelLoadError
+from local_runtime.executors import models
+from local_runtime.executors.instance import Instance
 from local_runtime.repository.completion import place
-from local_runtime.repository.model_config import parse
-from local_runtime.scheduling.validation import check
-
-ADD = """
-def forward(self, a, b):
-    return a + b, a - b
-"""
-
-
-def config(inputs="INPUT__1 INPUT__0", outputs="OUTPUT__1 OUTPUT__0", *, max_batch=8, datatype="TYPE_FP32"):
-    tensors = " ".join(
-        f'{kind} [ {{ name: "{name}" data_type: {datatype} dims: [ 2 ] }} ]'
-        for kind, names in (("input", inputs), ("output", outputs))
-        for name in names.split()
-    )
-    return parse(
-        f'platform: "pytorch_libtorch" max_batch_size: {max_batch} {tensors} instance_group [ {{ kind: KIND_CPU }} ]',
-        folder_name="add",
-    )
-
-
-@pytest.fixture
-def load(write_torch):
-    def load_model(model_config, source=ADD):
-        file = write_torch("add", source) / "1" / "model.pt"
-        return TorchScriptModel(config=model_config, file=file, placement=place(model_config, cuda_devices=0)[0])
-
-    return load_model
-
-
-def member(model_config, a, b, *, outputs=()):
-    shape = (1, 2) if model_config.max_batch_size else (2,)
-    inputs = {"INPUT__0": np.full(shape, a, np.float32), "INPUT__1": np.full(shape, b, np.float32)}
-    return check(InferRequest(model="add", inputs=inputs, outputs=outputs), model_config)
-
-
-def test_names_say_the_position_not_the_order(load):
-    model_config = config()
-    model = load(model_config)
-    first, second = model.execute([member(model_config, 5, 3), member(model_config, 1, 1, outputs=("OUTPUT__1",))])
-    assert (first["OUTPUT__0"].tolist(), first["OUTPUT__1"].tolist()) == ([[8, 8]], [[2, 2]])
-    assert list(second) == ["OUTPUT__1"]
-    model.close()
-
-
-def test_without_batch_dimension(load):
-    model_config = config(max_batch=0)
-    (outcome,) = load(model_config).execute([member(model_config, 5, 3)])
-    assert outcome["OUTPUT__0"].tolist() == [8, 8]
-
-
-def test_received_memory_is_read_only_and_stays_as_it_was(load):
-    model_config = config()
-    mine = member(model_config, 5, 3)
-    for array in mine.inputs.values():
-        array.flags.writeable = False
-    load(model_config, "def forward(self, a, b):\n    return a.add_(b), b").execute([mine])
-    assert mine.inputs["INPUT__0"].tolist() == [[5, 5]]
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("def forward(self, a, b):\n    return a", "model 'add' returned 1 outputs, none for 'OUTPUT__1'"),
-        (
-            "def forward(self, a, b):\n    return a.long(), b",
-            "model 'add' returned output 'OUTPUT__0' as 'INT64', but its config says 'FP32'",
-        ),
-        (
-            "def forward(self, a, b):\n    return a[:, :1], b",
-            "model 'add' returned output 'OUTPUT__0' of shape [1,1], but its config says [-1,2]",
-        ),
-    ],
-)
-def test_answers_that_break_the_config(load, source, text):
-    model_config = config()
-    (outcome,) = load(model_config, source).execute([member(model_config, 5, 3)])
-    assert isinstance(outcome, InferenceError)
-    assert (outcome.code, outcome.message) == (ErrorCode.INTERNAL, text)
-
-
-@pytest.mark.parametrize(
-    ("model_config", "reason"),
-    [
-        (config(inputs="A"), "input 'A' does not follow <name>__<index> naming convention"),
-        (config(outputs="B"), "output 'B' does not follow <name>__<index> naming convention"),
-        (config(inputs="INPUT__0 INPUT__2"), r"input positions must be 0, 1, \.\.\."),
-        (config(datatype="TYPE_STRING"), "TYPE_STRING of 'INPUT__1' is not supported for TorchScript models"),
-    ],
-)
-def test_refused_at_load(load, model_config, reason):
-    with pytest.raises(ModelLoadError, match=reason):
-        load(model_config)
-
-
-def test_broken_file(tmp_path):
-    model_config = config()
-    (tmp_path / "model.pt").write_bytes(b"junk")
-    (placement,) = place(model_config, cuda_devices=0)
-    with pytest.raises(ModelLoadError, match="failed to load model 'add'"):
-        TorchScriptModel(config=model_config, file=tmp_path / "model.pt", placement=placement)
-    with pytest.raises(ModelLoadError, match="no such file"):
-        TorchScriptModel(config=model_config, file=tmp_path / "absent.pt", placement=placement)
-
-
-def test_parameter_switches_the_optimized_executor_off(load):
-    import torch  # noqa: PLC0415 - only here
-
-    model_config = parse(
-        """platform: "pytorch_libtorch" max_batch_size: 8
-        input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2 ] } ]
-        output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] } ]
-        instance_group [ { kind: KIND_CPU } ]
-        parameters { key: "DISABLE_OPTIMIZED_EXECUTION" value { string_value: "true" } }""",
-        folder_name="add",
-    )
-    model = load(model_config, "def forward(self, a):\n    return a")
-    seen = []
-    run = model._module
-    model._module = lambda x: (seen.append(torch._C._get_graph_executor_optimize()), run(x))[1]
-    model.execute([check(InferRequest(model="m", inputs={"INPUT__0": np.ones((1, 2), np.float32)}), model_config)])
-    assert seen == [False]
+from local_runtime.repository.parsing import parse
+from local_runtime.scheduling.execution import Executed
+from local_runtime.scheduling.stats import Compute
 
 
 class Stub:
@@ -141,12 +23,16 @@ class Stub:
     def execute(self, members):
         if self.error is not None:
             raise self.error
-        return [threading.current_thread().name] * len(members)
+        return Executed(outcomes=[threading.current_thread().name] * len(members), compute=Compute(infer_us=7))
 
     def close(self):
         self.is_closed = True
         if self.error is not None:
             raise self.error
+
+
+def instance_of(model, *, threads=1):
+    return Instance(name="m_0_0", load=lambda *, threads: model, threads=threads)
 
 
 def run_one(instance):
@@ -159,27 +45,102 @@ def run_one(instance):
 
 def test_instance_loads_runs_and_closes_in_its_own_thread():
     stub = Stub()
-    loaded_in = []
-    instance = Instance(name="m_0_0", load=lambda: loaded_in.append(threading.current_thread().name) or stub, threads=1)
+    loaded = []
+
+    def load(*, threads):
+        loaded.append((threading.current_thread().name, threads))
+        return stub
+
+    instance = Instance(name="m_0_0", load=load, threads=3)
     instance.start().result(30)
     executed = run_one(instance)
     instance.stop().result(30)
-    assert (loaded_in, executed.outcomes, stub.is_closed) == (["m_0_0"], ["m_0_0", "m_0_0"], True)
+    assert (loaded, executed.outcomes, stub.is_closed) == ([("m_0_0", 3)], ["m_0_0", "m_0_0"], True)
+    assert executed.compute == Compute(infer_us=7)
 
 
-def test_instance_survives_a_model_that_breaks_every_promise():
-    instance = Instance(name="m_0_0", load=lambda: Stub(KeyError("x")), threads=1)
+def test_batches_already_submitted_run_before_the_instance_stops():
+    instance = instance_of(Stub())
+    results = []
+    for _ in range(3):
+        instance.submit([None], results.append)
+    ended = instance.stop()
+    instance.start().result(30)
+    ended.result(30)
+    assert len(results) == 3
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), KeyboardInterrupt()])
+def test_instance_survives_a_model_that_breaks_every_promise(error):
+    instance = instance_of(Stub(error))
     instance.start().result(30)
     for _ in range(2):
         assert [outcome.code for outcome in run_one(instance).outcomes] == [ErrorCode.INTERNAL] * 2
     instance.stop().result(30)
 
 
-def test_failed_load_is_one_kind_of_error():
-    def load():
-        raise KeyError("x")
+def test_instance_survives_a_scheduler_that_is_gone():
+    instance = instance_of(Stub())
+    instance.start().result(30)
+
+    def closed(executed):
+        raise RuntimeError("event loop is closed")
+
+    instance.submit([None], closed)
+    assert len(run_one(instance).outcomes) == 2
+    instance.stop().result(30)
+
+
+@pytest.mark.parametrize(("error", "text"), [(KeyError("x"), "KeyError: 'x'"), (SystemExit(2), "SystemExit: 2")])
+def test_failed_load_is_one_kind_of_error(error, text):
+    def load(*, threads):
+        raise error
 
     instance = Instance(name="m_0_0", load=load, threads=1)
-    with pytest.raises(ModelLoadError, match="KeyError: 'x'"):
+    with pytest.raises(ModelLoadError, match=text):
         instance.start().result(30)
     instance.stop().result(30)
+
+
+def test_an_instance_bounds_the_threads_of_torch(monkeypatch):
+    bounds = []
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(set_num_threads=bounds.append))
+    instance = instance_of(Stub(), threads=5)
+    instance.start().result(30)
+    instance.stop().result(30)
+    assert bounds == [5]
+
+
+@pytest.mark.parametrize(
+    ("backend", "file", "reason"),
+    [
+        ('backend: "python"', "model.py", "has no class TritonPythonModel"),
+        ('platform: "pytorch_libtorch"', "model.pt", "failed to load model 'm'"),
+        ('platform: "onnxruntime_onnx"', "model.onnx", "failed to load model 'm'"),
+        ('platform: "onnxruntime_onnx"', "absent.onnx", "no such file: 1/absent.onnx"),
+    ],
+)
+def test_each_backend_is_run_by_its_own_executor(tmp_path, backend, file, reason):
+    config = parse(
+        f"""{backend}
+        input [ {{ name: "INPUT__0" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+        output [ {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1 ] }} ]
+        instance_group [ {{ kind: KIND_CPU }} ]""",
+        folder_name="m",
+    )
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    if not file.startswith("absent"):
+        (folder / file).write_text("# nothing\n")
+    placements = place(config, cuda_devices=0)
+    with pytest.raises(ModelLoadError, match=reason):
+        models.load_model(
+            config=config,
+            folder=folder.parent,
+            file=folder / file,
+            version="1",
+            placement=placements[0],
+            placements=placements,
+            services=None,
+            threads=1,
+        )

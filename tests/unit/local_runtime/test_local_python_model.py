@@ -1,17 +1,20 @@
 import json
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.executors import triton_python_backend_utils as pb_utils
+from local_runtime.executors.model_files import python_auto_complete
 from local_runtime.executors.python_model import PythonModel
 from local_runtime.messages import InferRequest
 from local_runtime.repository.completion import place
-from local_runtime.repository.model_config import parse
-from local_runtime.scheduling.validation import check
+from local_runtime.repository.parsing import parse
+from local_runtime.scheduling.execution import Deferred
+from local_runtime.scheduling.validation import CheckedRequest, check
 
 CONFIG = parse(
     """backend: "python" max_batch_size: 8
@@ -47,28 +50,36 @@ def clean_modules():
 
 @pytest.fixture
 def load(tmp_path):
-    def load_instance(code, *, instance=0):
+    def load_instance(code, *, instance=0, config=CONFIG):
         folder = tmp_path / "m" / "1"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.py").write_text(IMPORT + textwrap.dedent(code))
-        placements = place(CONFIG, cuda_devices=0)
-        return PythonModel(
-            config=CONFIG,
+        placements = place(config, cuda_devices=0)
+        model = PythonModel(
+            config=config,
+            folder=folder.parent,
             file=folder / "model.py",
             version="1",
             placement=placements[instance],
             placements=placements,
+            services=None,
         )
+        models.append(model)
+        return model
 
-    return load_instance
+    models = []
+    yield load_instance
+    for model in models:
+        model.close()
 
 
-def member(value=1, *, rows=1, outputs=(), request_id=""):
+def member(value=1, *, rows=1, outputs=(), config=CONFIG, respond=None, **fields):
     inputs = {
         "X": np.full((rows, 2), value, np.float32),
         "S": np.full((rows, 1), b"s%d" % value, dtype=object),
     }
-    return check(InferRequest(model="m", inputs=inputs, outputs=outputs, request_id=request_id), CONFIG)
+    request = InferRequest(model="m", inputs=inputs, outputs=outputs, **fields)
+    return check(request, config, respond=respond)
 
 
 def test_initialize_gets_tritons_arguments(load, tmp_path):
@@ -100,7 +111,7 @@ def test_initialize_gets_tritons_arguments(load, tmp_path):
 
 
 def test_execute_gets_one_request_per_member_and_each_its_own_answer(load):
-    outcomes = load(ECHO).execute([member(1), member(2, rows=3), member(3, outputs=("T",))])
+    outcomes = load(ECHO).execute([member(1), member(2, rows=3), member(3, outputs=("T",))]).outcomes
     assert [sorted(outcome) for outcome in outcomes] == [["T", "Y"], ["T", "Y"], ["T"]]
     assert outcomes[1]["Y"].tolist() == [[2, 2]] * 3
     assert outcomes[2]["T"].tolist() == [[b"s3"]]
@@ -112,13 +123,27 @@ def test_request_tells_who_asked_for_what(load):
         class TritonPythonModel:
             def execute(self, requests):
                 self.seen = [
-                    (r.request_id(), r.requested_output_names(), r.model_name(), r.model_version()) for r in requests
+                    (
+                        r.request_id(), r.requested_output_names(), r.model_name(), r.model_version(),
+                        r.correlation_id(), r.flags(), r.timeout(), r.parameters(), r.is_cancelled(), r.trace(),
+                    )
+                    for r in requests
                 ]
                 return []
         """
     )
-    model.execute([member(request_id="r1", outputs=("T",))])
-    assert model._model.seen == [("r1", ["T"], "m", 1)]
+    mine = member(
+        request_id="r1",
+        outputs=("T",),
+        sequence_id="user",
+        sequence_start=True,
+        sequence_end=True,
+        queue_timeout_us=5,
+        parameters={"k": "v", "n": 1, "b": True},
+    )
+    mine.cancellation.is_cancelled = True
+    model.execute([mine])
+    assert model._model.seen == [("r1", ["T"], "m", 1, "user", 3, 5, '{"k": "v", "n": 1, "b": true}', True, None)]
 
 
 def test_model_may_work_in_place_without_harm_to_others(load):
@@ -135,7 +160,7 @@ def test_model_may_work_in_place_without_harm_to_others(load):
     assert mine.inputs["X"].tolist() == [[1, 1]]
 
 
-def test_an_exception_fails_every_member_with_tritons_text(load):
+def test_an_exception_has_tritons_text(load):
     model = load(
         """
         def inner():
@@ -146,7 +171,7 @@ def test_an_exception_fails_every_member_with_tritons_text(load):
                 inner()
         """
     )
-    outcomes = model.execute([member(), member()])
+    outcomes = model.execute([member(), member()]).outcomes
     assert [outcome.code for outcome in outcomes] == [ErrorCode.INTERNAL] * 2
     lines = outcomes[0].message.splitlines()
     assert lines[0] == (
@@ -155,14 +180,89 @@ def test_an_exception_fails_every_member_with_tritons_text(load):
     assert lines[2] == "At:"
     assert lines[3].endswith("model.py(4): inner")
     assert lines[4].endswith("model.py(8): execute")
+    assert len(lines) == 5
+
+
+RAISES = """
+import sys
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.batches = []
+
+    def execute(self, requests):
+        values = [r.inputs()[0].as_numpy()[0, 0] for r in requests]
+        self.batches.append(len(values))
+        if 0 in values:
+            raise ZeroDivisionError("zero")
+        if -1 in values:
+            sys.exit(3)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+@pytest.mark.parametrize(("bad", "text"), [(0, "ZeroDivisionError: zero"), (-1, "SystemExit: 3")])
+def test_after_an_exception_every_member_runs_alone(load, bad, text):
+    model = load(RAISES)
+    outcomes = model.execute([member(value, outputs=("Y",)) for value in (1, bad, 2)]).outcomes
+    assert (outcomes[0]["Y"].tolist(), outcomes[2]["Y"].tolist()) == ([[1, 1]], [[2, 2]])
+    assert text in outcomes[1].message
+    assert model._model.batches == [3, 1, 1, 1]
+
+
+SEQUENCE_CONFIG = parse(
+    str(CONFIG.message)
+    + """sequence_batching {
+        control_input [ { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] } ]
+        state [ { input_name: "IN" output_name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+    }""",
+    folder_name="m",
+)
+
+
+def sequence_member(value, *, ready=1):
+    inputs = member(value).inputs
+    return CheckedRequest(
+        source=InferRequest(model="m", inputs={}, sequence_id=7),
+        inputs={**inputs, "READY": np.array([[ready]], np.int32), "IN": np.full((1, 2), 9, np.float32)},
+        rows=1,
+        batch_key=(),
+        outputs=("Y", "OUT"),
+    )
+
+
+def test_an_exception_of_a_sequence_model_fails_its_batch_since_it_may_have_changed_state(load):
+    model = load(RAISES, config=SEQUENCE_CONFIG)
+    outcomes = model.execute([sequence_member(value) for value in (1, 0)]).outcomes
+    assert ["zero" in outcome.message for outcome in outcomes] == [True, True]
+    assert model._model.batches == [2]
+
+
+def test_controls_are_inputs_and_a_state_that_is_not_returned_stays_as_it_was(load):
+    model = load(
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                self.ready = [pb_utils.get_input_tensor_by_name(r, "READY").as_numpy().tolist() for r in requests]
+                changed = pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy() + 1)
+                outputs = [[pb_utils.Tensor("Y", r.inputs()[0].as_numpy())] for r in requests]
+                return [pb_utils.InferenceResponse([*outputs[0], changed]), pb_utils.InferenceResponse(outputs[1])]
+        """,
+        config=SEQUENCE_CONFIG,
+    )
+    outcomes = model.execute([sequence_member(1), sequence_member(2, ready=0)]).outcomes
+    assert model._model.ready == [[[1]], [[0]]]
+    assert [outcome["OUT"].tolist() for outcome in outcomes] == [[[10, 10]], [[9, 9]]]
 
 
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        ("None", "execute must return a list of InferenceResponse"),
+        ("None", "Failed to process the request(s) for model 'm_0_0', message: execute returned None and sent no"),
+        ("[None, pb_utils.InferenceResponse()]", "execute returned None and sent no response for a request"),
+        ("7", "Expected a list in the execute return, found type '<class 'int'>'."),
         ("[]", "Number of InferenceResponse objects do not match the number of InferenceRequest objects."),
-        ("['x'] * len(requests)", "instead of an InferenceResponse"),
+        ("['x'] * len(requests)", "Expected an 'InferenceResponse' object in the execute function return list, found"),
         ("[pb_utils.InferenceResponse([]) for _ in requests]", "model 'm' did not return output 'Y'"),
         (
             (
@@ -189,7 +289,7 @@ def test_an_exception_fails_every_member_with_tritons_text(load):
 )
 def test_answers_that_break_the_contract(load, returned, text):
     model = load(f"class TritonPythonModel:\n    def execute(self, requests):\n        return {returned}\n")
-    outcomes = model.execute([member(), member()])
+    outcomes = model.execute([member(), member()]).outcomes
     assert [isinstance(outcome, InferenceError) for outcome in outcomes] == [True, True]
     assert {outcome.code for outcome in outcomes} == {ErrorCode.INTERNAL}
     assert text in outcomes[0].message
@@ -221,38 +321,280 @@ def test_finalize_is_called_if_there_is_one(load):
     load("class TritonPythonModel: pass").close()
 
 
-def test_no_such_file(tmp_path):
-    (placement, *_), placements = place(CONFIG, cuda_devices=0), place(CONFIG, cuda_devices=0)
-    with pytest.raises(ModelLoadError, match=r"no such file: 1/model\.py"):
-        PythonModel(
-            config=CONFIG,
-            file=tmp_path / "1" / "model.py",
-            version="1",
-            placement=placement,
-            placements=placements,
-        )
+@pytest.mark.parametrize(
+    ("code", "error", "text"),
+    [
+        ("x = 1", ModelLoadError, "has no class TritonPythonModel"),
+        ("raise KeyError('x')", KeyError, "x"),
+        (
+            "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights')",
+            ValueError,
+            "no",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_made_leaves_no_module_behind(load, code, error, text):
+    before = set(sys.modules)
+    with pytest.raises(error, match=text):
+        load(code)
+    assert {name for name in set(sys.modules) - before if name.startswith("triton_model")} == set()
 
 
-def test_shim_values():
-    tensor = pb_utils.Tensor("X", np.zeros(1))
-    response = pb_utils.InferenceResponse(output_tensors=[tensor])
-    assert pb_utils.get_output_tensor_by_name(response, "X") is tensor
-    assert pb_utils.get_output_tensor_by_name(response, "nope") is None
-    assert not response.has_error()
-    failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("text"))
-    assert failed.has_error()
-    assert (failed.error().message(), failed.error().code()) == ("text", pb_utils.TritonError.INTERNAL)
-    assert pb_utils.triton_string_to_numpy("TYPE_FP16") is np.float16
-    assert pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
-    with pytest.raises(pb_utils.TritonModelException):
-        pb_utils.Tensor("X", [1, 2])
+def test_a_closed_model_leaves_no_module_behind(load):
+    model = load("class TritonPythonModel: pass")
+    name = model._module.__name__
+    assert name in sys.modules
+    model.close()
+    assert name not in sys.modules
+
+
+SENDER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            sender = r.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]))
+            AFTER
+        return RETURN
+"""
+
+
+def test_a_sender_may_send_the_one_response_of_a_model_that_is_not_decoupled(load):
+    code = SENDER.replace("AFTER", "sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)")
+    outcomes = load(code.replace("RETURN", "None")).execute([member(3, outputs=("Y",))]).outcomes
+    assert outcomes[0]["Y"].tolist() == [[3, 3]]
 
 
 @pytest.mark.parametrize(
-    ("call", "level"),
-    [("log_info", "INFO"), ("log_warn", "WARNING"), ("log_error", "ERROR"), ("log_verbose", "DEBUG")],
+    ("after", "returned"),
+    [
+        ("sender.send(pb_utils.InferenceResponse([]))", "None"),
+        ("pass", "[pb_utils.InferenceResponse([]) for _ in requests]"),
+    ],
 )
-def test_logger(caplog, call, level):
-    caplog.set_level("DEBUG", logger="local_runtime.model")
-    getattr(pb_utils.Logger, call)("hello")
-    assert [(record.levelname, record.message) for record in caplog.records] == [(level, "hello")]
+def test_but_no_second_one(load, after, returned):
+    code = SENDER.replace("AFTER", after).replace("RETURN", returned)
+    (outcome,) = load(code).execute([member(3, outputs=("Y",))]).outcomes
+    assert "Non-decoupled model cannot send more than one response." in outcome.message
+
+
+def test_a_coroutine_is_waited_for_and_its_loop_lives_on(load):
+    model = load(
+        """
+        import asyncio
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.ticks = 0
+                self.loops = set()
+
+            async def tick(self):
+                while True:
+                    self.ticks += 1
+                    await asyncio.sleep(0)
+
+            async def execute(self, requests):
+                self.loops.add(id(asyncio.get_running_loop()))
+                self.task = asyncio.ensure_future(self.tick())
+                await asyncio.sleep(0)
+                if requests[0].inputs()[0].as_numpy()[0, 0] < 0:
+                    raise ValueError("negative")
+                self.folder = pb_utils.get_model_dir()
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+        """
+    )
+    for value in (1, 2):
+        assert model.execute([member(value, outputs=("Y",))]).outcomes[0]["Y"].tolist() == [[value, value]]
+    (failed,) = model.execute([member(-1, outputs=("Y",))]).outcomes
+    assert failed.message.splitlines()[0].endswith("message: ValueError: negative")
+    assert failed.message.splitlines()[3].endswith(": execute")
+    assert (len(model._model.loops), model._model.ticks > 0) == (1, True)
+    assert model._model.folder.endswith("/m/1")
+    model.close()
+    assert model._model.task.cancelled()
+
+
+DECOUPLED_CONFIG = parse(str(CONFIG.message) + "model_transaction_policy { decoupled: true }", folder_name="m")
+
+
+class Sent:
+    """What a decoupled request's caller has got; `last` is set by the final one."""
+
+    def __init__(self):
+        self.answers = []
+        self.last = threading.Event()
+
+    def __call__(self, outcome, is_final):
+        self.answers.append((outcome, is_final))
+        if is_final:
+            self.last.set()
+
+
+def decoupled(model, value, **fields):
+    """The outcome of one request, and what was sent."""
+    sent = Sent()
+    (outcome,) = model.execute([member(value, config=DECOUPLED_CONFIG, respond=sent, **fields)]).outcomes
+    assert outcome is Deferred.DEFERRED
+    return sent
+
+
+COUNT = """
+import threading
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            n = int(r.inputs()[0].as_numpy()[0, 0])
+            threading.Thread(target=self.count, args=(n, r.get_response_sender())).start()
+
+    def count(self, n, sender):
+        for i in range(n):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("T", array(i))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        try:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except pb_utils.TritonModelException as error:
+            self.error = str(error)
+        self.folder = pb_utils.get_model_dir()
+
+import numpy as np
+
+def array(i):
+    return np.array([[b"%d" % i]], dtype=object)
+"""
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_decoupled_model_answers_as_often_as_it_likes_from_any_thread(load, count):
+    model = load(COUNT, config=DECOUPLED_CONFIG)
+    sent = decoupled(model, count)
+    assert sent.last.wait(30)
+    assert [(outcome and outcome["T"].tolist(), is_final) for outcome, is_final in sent.answers] == [
+        *(([[b"%d" % index]], False) for index in range(count)),
+        (None, True),
+    ]
+
+
+def test_a_sender_is_closed_by_its_final_response_and_the_models_threads_know_their_model(load):
+    model = load(COUNT, config=DECOUPLED_CONFIG)
+    before = set(threading.enumerate())
+    assert decoupled(model, 0).last.wait(30)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+    assert model._model.error == "Unable to send response. Response sender has been closed."
+    assert model._model.folder.endswith("/m/1")
+
+
+def decoupled_text(load, body, *, value=1):
+    code = "import asyncio\n\nclass TritonPythonModel:\n" + textwrap.indent(textwrap.dedent(body), "    ")
+    sent = decoupled(load(code, config=DECOUPLED_CONFIG), value)
+    assert sent.last.wait(30)
+    return [(getattr(outcome, "message", outcome), is_final) for outcome, is_final in sent.answers]
+
+
+def test_an_exception_ends_what_is_still_open(load):
+    ((text, is_final),) = decoupled_text(load, "def execute(self, requests):\n    raise ValueError('x')")
+    assert (text.splitlines()[0], is_final) == (
+        "Failed to process the request(s) for model 'm_0_0', message: ValueError: x",
+        True,
+    )
+
+
+def test_an_exception_of_a_coroutine_does_so_too(load):
+    body = "async def execute(self, requests):\n    await asyncio.sleep(0)\n    raise ValueError('x')"
+    ((text, _),) = decoupled_text(load, body)
+    assert "ValueError: x" in text
+
+
+def test_what_was_ended_before_the_exception_stays_ended(load):
+    body = """
+    def execute(self, requests):
+        requests[0].get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        raise ValueError("late")
+    """
+    assert decoupled_text(load, body) == [(None, True)]
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_a_decoupled_execute_must_return_none(load, prefix):
+    body = f"{prefix}def execute(self, requests):\n    return [pb_utils.InferenceResponse() for _ in requests]"
+    ((text, _),) = decoupled_text(load, body)
+    assert "is using the decoupled mode and the execute function must return None." in text
+
+
+def test_a_sender_that_is_let_go_of_ends_its_request_with_an_error(load):
+    assert decoupled_text(load, "def execute(self, requests):\n    pass") == [
+        ("the model gave up the request without a final response", True)
+    ]
+
+
+def test_errors_and_broken_answers_are_sent_as_errors(load):
+    body = """
+    def execute(self, requests):
+        (request,) = requests
+        sender = request.get_response_sender()
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("no", pb_utils.TritonError.NOT_FOUND)))
+        wrong = pb_utils.Tensor("Y", request.inputs()[0].as_numpy().astype("float64"))
+        sender.send(pb_utils.InferenceResponse([wrong]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    assert decoupled_text(load, body) == [
+        ("no", False),
+        ("model 'm' returned output 'Y' as 'FP64', but its config says 'FP32'", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("flags=2", "Unable to send response. Unsupported flag provided."),
+        ("", "Inference Response object must be provided when the response flags is set to zero."),
+    ],
+)
+def test_sending_wrongly_is_the_models_error(load, arguments, text):
+    ((error, _),) = decoupled_text(
+        load, f"def execute(self, requests):\n    requests[0].get_response_sender().send({arguments})"
+    )
+    assert text in error
+
+
+def test_a_config_is_completed_by_the_model(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(
+        IMPORT
+        + textwrap.dedent(
+            """
+            class TritonPythonModel:
+                @staticmethod
+                def auto_complete_config(config):
+                    assert config.as_dict()["name"] == "m"
+                    config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True})
+                    config.add_output({"name": "Y", "data_type": "TYPE_STRING", "dims": [1]})
+                    config.set_max_batch_size(4)
+                    config.set_dynamic_batching()
+                    config.set_model_transaction_policy({"decoupled": True})
+                    return config
+            """
+        )
+    )
+    message = type(CONFIG.message)(name="m", backend="python")
+    completed = parse(str(python_auto_complete(file, message)), folder_name="m")
+    assert (completed.max_batch_size, completed.is_decoupled) == (4, True)
+    assert completed.dynamic_batching is not None
+    assert (completed.inputs[0].dims, completed.inputs[0].is_optional) == ((-1,), True)
+    assert completed.outputs[0].datatype == "BYTES"
+    assert message == type(message)(name="m", backend="python")
+
+
+def test_a_model_without_that_function_leaves_its_config_alone(tmp_path):
+    (tmp_path / "model.py").write_text("class TritonPythonModel: pass")
+    assert python_auto_complete(tmp_path / "model.py", CONFIG.message) is CONFIG.message
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["1 / 0", "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        1 / 0"],
+)
+def test_a_model_that_fails_to_complete_its_config_says_so(tmp_path, code):
+    (tmp_path / "model.py").write_text(code)
+    with pytest.raises(ModelLoadError, match="auto-complete config of model 'm': ZeroDivisionError: division by zero"):
+        python_auto_complete(tmp_path / "model.py", CONFIG.message)

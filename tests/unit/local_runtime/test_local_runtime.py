@@ -125,7 +125,7 @@ async def test_a_burst_is_one_batch_and_everyone_gets_its_own_rows(repository, w
     for n, answer in enumerate(answers):
         np.testing.assert_array_equal(answer.outputs["Y"][:, 0], [2 * n, 2 * n + 1])
     assert [(event.batch_size, event.requests, event.failed) for event in events] == [(8, 4, 0)]
-    assert (statistics.success_count, statistics.inference_count, statistics.execution_count) == (4, 8, 1)
+    assert (statistics.success.count, statistics.inference_count, statistics.execution_count) == (4, 8, 1)
     assert statistics.batch_sizes == {8: 1}
 
 
@@ -165,7 +165,7 @@ async def test_cancelling_a_queued_request_takes_it_out(repository, write_python
         await asyncio.gather(first, third)
         statistics = runtime.statistics()[0]
     assert [event.requests for event in events] == [1, 1]
-    assert (statistics.success_count, statistics.fail_count) == (2, 1)
+    assert (statistics.success.count, statistics.fail.count) == (2, 1)
 
 
 async def test_cancelling_a_running_request_hurts_nobody(repository, write_python, gate):
@@ -244,7 +244,7 @@ async def test_close_finishes_accepted_work_and_refuses_new(repository, write_py
 
 
 async def test_close_fails_the_rest_when_the_grace_time_is_over(repository, write_python, gate, monkeypatch):
-    monkeypatch.setattr("local_runtime.runtime._UNLOAD_TIMEOUT_S", 0.001)
+    monkeypatch.setattr("local_runtime.loader._UNLOAD_TIMEOUT_S", 0.001)
     write_python("gated", GATED)
     runtime = await LocalRuntime.open(repository, options=RuntimeOptions(close_grace_us=1000))
     tasks = [asyncio.create_task(runtime.infer(ask("gated", 1)))]
@@ -307,7 +307,7 @@ async def test_ensemble_chains_models_that_batch_on_their_own(repository, write_
     assert answers[1].code is ErrorCode.INVALID_ARG
     assert answers[1].message == "in ensemble 'ens', negative"
     assert [(event.model, event.requests) for event in events] == [("pre", 3), ("post", 2)]
-    assert (counts["ens"].success_count, counts["ens"].fail_count) == (2, 1)
+    assert (counts["ens"].success.count, counts["ens"].fail.count) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -371,3 +371,178 @@ async def test_instances_of_a_model_run_at_the_same_time(repository, write_pytho
     finally:
         del threading.test_barrier
     assert [answer.batch_size for answer in answers] == [1, 1]
+
+
+# --- decoupled models, business logic, cache --------------------------------------------------------
+
+DECOUPLED_CONFIG = """
+backend: "python"
+input [ { name: "N" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+model_transaction_policy { decoupled: true }
+"""
+COUNTS_DOWN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for n in range(int(request.inputs()[0].as_numpy()[0])):
+                if n == 3:
+                    error = pb_utils.TritonError("three", pb_utils.TritonError.UNAVAILABLE)
+                    sender.send(pb_utils.InferenceResponse(error=error))
+                    continue
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([n], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+ENDLESS = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            while not sender.is_cancelled():
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([1], np.int32))]))
+                threading.test_gate.wait(0.001)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            threading.test_entered.set()
+"""
+CALLS_DOUBLE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            inner = pb_utils.InferenceRequest(
+                model_name="double", requested_output_names=["Y"], inputs=request.inputs()
+            ).exec()
+            answers.append(pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(inner, "Y")]))
+        return answers
+"""
+
+
+def count_to(number):
+    return InferRequest(model="counts", inputs={"N": np.array([number], np.int32)})
+
+
+async def test_a_decoupled_model_answers_as_often_as_it_likes(repository, write_python):
+    write_python("counts", COUNTS_DOWN, DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        for number in (0, 1, 5):
+            answers = [answer async for answer in runtime.stream(count_to(number))]
+            assert [answer.is_final for answer in answers] == [False] * number + [True]
+            values = [answer.outputs["Y"].item() if answer.outputs else answer.error for answer in answers[:-1]]
+            assert [v for v in values if isinstance(v, int)] == [n for n in range(number) if n != 3]
+        assert answers[3].error.code is ErrorCode.UNAVAILABLE
+        with pytest.raises(InferenceError) as refused:
+            await runtime.infer(count_to(1))
+        assert refused.value.code is ErrorCode.UNSUPPORTED
+
+
+async def test_a_decoupled_model_learns_that_its_caller_has_left(repository, write_python, gate):
+    write_python("counts", ENDLESS, DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        async with contextlib.aclosing(runtime.stream(count_to(1))) as answers:
+            async for answer in answers:
+                assert not answer.is_final
+                break
+        await entered()
+
+
+async def test_a_decoupled_request_has_a_deadline(repository, write_python, gate):
+    write_python("counts", ENDLESS, DECOUPLED_CONFIG)
+    request = InferRequest(model="counts", inputs={"N": np.array([1], np.int32)}, timeout_us=30_000)
+    async with opened(repository) as runtime:
+        with pytest.raises(InferenceError) as late:
+            async for _ in runtime.stream(request):
+                pass
+        await entered()
+    assert late.value.code is ErrorCode.DEADLINE
+
+
+async def test_an_ordinary_model_can_be_streamed(repository, write_python):
+    write_python("double")
+    async with opened(repository) as runtime:
+        answers = [answer async for answer in runtime.stream(ask("double", 4))]
+    assert [(answer.outputs["Y"][0, 0], answer.is_final) for answer in answers] == [(8, True)]
+
+
+async def test_a_model_may_ask_another_model(repository, write_python):
+    write_python("double")
+    write_python("caller", CALLS_DOUBLE)
+    async with opened(repository) as runtime:
+        answers = await asyncio.gather(*(runtime.infer(ask("caller", n)) for n in (1, 2)))
+    assert [answer.outputs["Y"][0, 0] for answer in answers] == [2, 4]
+
+
+async def test_a_request_accepted_before_the_close_may_still_ask_other_models(repository, write_python, gate):
+    write_python("double", GATED)
+    write_python("caller", CALLS_DOUBLE)
+    runtime = await LocalRuntime.open(repository)
+    asked = asyncio.create_task(runtime.infer(ask("caller", 3)))
+    await entered()
+    second = asyncio.create_task(runtime.infer(ask("caller", 4)))
+    await settle()
+    closing = asyncio.create_task(runtime.close())
+    await settle()
+    gate.set()
+    assert [(await task).outputs["Y"][0, 0] for task in (asked, second)] == [3, 4]
+    await closing
+
+
+async def test_equal_requests_are_answered_from_the_cache(repository, write_python):
+    write_python("double", config=PYTHON_CONFIG + "response_cache { enable: true }")
+    write_python("plain")
+    async with opened(repository, options=RuntimeOptions(cache_size_bytes=10_000)) as runtime:
+        first = await runtime.infer(ask("double", 1, request_id="a"))
+        second = await runtime.infer(ask("double", 1, request_id="b"))
+        await runtime.infer(ask("double", 2))
+        for _ in range(2):
+            await runtime.infer(ask("plain", 1))
+        cached, plain = (runtime.statistics(name)[0] for name in ("double", "plain"))
+    np.testing.assert_array_equal(first.outputs["Y"], second.outputs["Y"])
+    assert (cached.success.count, cached.inference_count) == (3, 2)
+    assert (cached.cache_hit.count, cached.cache_miss.count) == (1, 2)
+    assert (plain.execution_count, plain.cache_miss.count) == (2, 0)
+
+
+async def test_without_room_for_a_cache_every_request_is_executed(repository, write_python):
+    write_python("double", config=PYTHON_CONFIG + "response_cache { enable: true }")
+    async with opened(repository) as runtime:
+        for _ in range(2):
+            await runtime.infer(ask("double", 1))
+        assert runtime.statistics("double")[0].execution_count == 2
+
+
+async def test_an_ensemble_runs_only_the_steps_that_the_wanted_outputs_need(repository, write_python, write_config):
+    write_python("left")
+    write_python("right")
+    write_config(
+        "ens",
+        """
+        platform: "ensemble"
+        max_batch_size: 8
+        input [ { name: "A" data_type: TYPE_FP32 dims: [ 2 ] } ]
+        output [ { name: "L" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "R" data_type: TYPE_FP32 dims: [ 2 ] } ]
+        ensemble_scheduling { step [
+          { model_name: "left" model_version: -1
+            input_map { key: "X" value: "A" } output_map { key: "Y" value: "L" } },
+          { model_name: "right" model_version: -1
+            input_map { key: "X" value: "A" } output_map { key: "Y" value: "R" } }
+        ] }
+        """,
+    )
+    async with opened(repository) as runtime:
+        some = await runtime.infer(InferRequest(model="ens", inputs={"A": rows(1)["X"]}, outputs=("R",)))
+        counts = {entry.name: entry.execution_count for entry in runtime.statistics()}
+        every = await runtime.infer(InferRequest(model="ens", inputs={"A": rows(1)["X"]}))
+    assert set(some.outputs) == {"R"}
+    assert (counts["left"], counts["right"]) == (0, 1)
+    assert set(every.outputs) == {"L", "R"}

@@ -1,22 +1,27 @@
 """The scheduler over instances that answer when the test says so, on a clock that the test moves."""
 
 import asyncio
-import dataclasses
 
 import numpy as np
 import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError
-from local_runtime.scheduling.batching import Batcher, BatchingRules
+from local_runtime.messages import InferRequest
+from local_runtime.repository.model_config import (
+    ControlInput,
+    ControlKind,
+    DynamicBatching,
+    QueuePolicy,
+    SequenceBatching,
+    SequenceState,
+)
+from local_runtime.scheduling.batching import Batcher
+from local_runtime.scheduling.execution import Executed
 from local_runtime.scheduling.scheduler import ModelScheduler
-from local_runtime.scheduling.stats import StatsRecorder
+from local_runtime.scheduling.sequence_inputs import SequenceInputs
+from local_runtime.scheduling.sequencing import Sequencer
+from local_runtime.scheduling.stats import Compute, FailureReason, StatsRecorder
 from local_runtime.scheduling.validation import CheckedRequest
-
-
-@dataclasses.dataclass
-class Result:
-    outcomes: list
-    compute_us: int = 7
 
 
 class ManualInstance:
@@ -26,9 +31,10 @@ class ManualInstance:
     def submit(self, members, done):
         self.batches.append((members, done))
 
-    def finish(self, *, error=None):
+    def finish(self, *, error=None, outputs=lambda member: {"Y": member.inputs["X"]}):
         members, done = self.batches.pop(0)
-        done(Result([error or {"Y": member.inputs["X"]} for member in members]))
+        outcomes = [error or outputs(member) for member in members]
+        done(Executed(outcomes=outcomes, compute=Compute(input_us=1, infer_us=4, output_us=2)))
 
 
 class Clock:
@@ -62,19 +68,18 @@ def stats():
 @pytest.fixture
 def scheduler(clock, instance, events, stats):
     return ModelScheduler(
-        model="m",
-        version="1",
-        batcher=Batcher(BatchingRules(max_batch_size=4, dynamic=True, max_queue_size=3)),
-        instances=[instance],
         stats=stats,
+        policy=Batcher(max_batch_size=4, config=DynamicBatching(), max_queue_size=3),
+        instances=[instance],
         clock_us=clock,
         observer=events.append,
     )
 
 
-def request(value=0, rows=1):
+def request(value=0, rows=1, **fields):
     inputs = {"X": np.full((rows, 1), value)}
-    return CheckedRequest(inputs=inputs, rows=rows, batch_key="k", outputs=("Y",), request_id="r")
+    source = InferRequest(model="m", inputs=inputs, request_id="r", **fields)
+    return CheckedRequest(source=source, inputs=inputs, rows=rows, batch_key="k", outputs=("Y",))
 
 
 async def turn():
@@ -82,8 +87,8 @@ async def turn():
         await asyncio.sleep(0)
 
 
-def ask(scheduler, *arguments, deadline_us=None):
-    return asyncio.create_task(scheduler.infer(request(*arguments), deadline_us=deadline_us))
+def ask(scheduler, *arguments, deadline_us=None, **fields):
+    return asyncio.create_task(scheduler.infer(request(*arguments, **fields), deadline_us=deadline_us))
 
 
 async def test_times_rows_and_the_observers_event(scheduler, clock, instance, events, stats):
@@ -106,7 +111,7 @@ async def test_times_rows_and_the_observers_event(scheduler, clock, instance, ev
         (1, 1, 0, "no_delay"),
         (3, 1, 15, "no_delay"),
     ]
-    assert stats.snapshot().queue_us == 15
+    assert stats.snapshot().queue.total_us == 15
 
 
 async def test_next_batch_starts_before_the_answers_of_the_last_are_told(scheduler, instance, events):
@@ -130,7 +135,7 @@ async def test_each_caller_gets_its_own_exception(scheduler, instance, stats):
     errors = await asyncio.gather(*tasks, return_exceptions=True)
     assert [error.message for error in errors] == ["bad", "bad"]
     assert errors[0] is not errors[1]
-    assert stats.snapshot().fail_count == 2
+    assert stats.snapshot().fail.count == 2
 
 
 async def test_expired_in_the_queue_is_failed_when_an_instance_is_free(scheduler, clock, instance):
@@ -186,7 +191,7 @@ async def test_close_fails_queued_and_running_and_ignores_late_results(scheduler
     instance.finish()
     await turn()
     assert instance.batches == []
-    assert stats.snapshot().fail_count == 2
+    assert stats.snapshot().fail.count == 2
     with pytest.raises(InferenceError):
         await scheduler.infer(request(), deadline_us=None)
 
@@ -199,3 +204,153 @@ def test_result_after_the_end_of_the_event_loop_is_dropped(scheduler, instance):
 
     asyncio.run(leave_early())
     instance.finish()
+
+
+async def test_with_preserve_ordering_a_fast_answer_waits_for_the_slow_one_before_it(clock, stats):
+    slow, fast = ManualInstance(), ManualInstance()
+    scheduler = ModelScheduler(
+        stats=stats,
+        policy=Batcher(max_batch_size=1, config=DynamicBatching(preserve_ordering=True)),
+        instances=[slow, fast],
+        clock_us=clock,
+        preserve_ordering=True,
+    )
+    first, second, third = (ask(scheduler, n) for n in range(3))
+    await turn()
+    fast.finish()
+    await turn()
+    fast.finish()
+    await turn()
+    assert not second.done()
+    assert not third.done()
+    slow.finish()
+    answers = await asyncio.gather(first, second, third)
+    assert [answer.outputs["Y"][0, 0] for answer in answers] == [0, 1, 2]
+
+
+async def test_with_preserve_ordering_a_caller_that_left_holds_nobody_up(clock, stats):
+    slow, fast = ManualInstance(), ManualInstance()
+    scheduler = ModelScheduler(
+        stats=stats,
+        policy=Batcher(max_batch_size=1, config=DynamicBatching(preserve_ordering=True)),
+        instances=[slow, fast],
+        clock_us=clock,
+        preserve_ordering=True,
+    )
+    first, second = (ask(scheduler, n) for n in range(2))
+    await turn()
+    fast.finish()
+    first.cancel()
+    assert (await second).outputs["Y"][0, 0] == 1
+
+
+async def test_a_queue_timeout_is_noticed_while_every_instance_is_busy(clock, instance, stats):
+    policy = QueuePolicy(default_timeout_microseconds=5_000)
+    scheduler = ModelScheduler(
+        stats=stats,
+        policy=Batcher(max_batch_size=4, config=DynamicBatching(default_queue_policy=policy)),
+        instances=[instance],
+        clock_us=clock,
+    )
+    running = ask(scheduler, 1)
+    await turn()
+    late = ask(scheduler, 2)
+    await turn()
+    clock.now_us = 5_000
+    with pytest.raises(InferenceError) as refused:
+        await late
+    assert (refused.value.code, refused.value.message) == (ErrorCode.UNAVAILABLE, "Request timeout expired")
+    assert stats.snapshot().failures[FailureReason.REJECTED] == 1
+    instance.finish()
+    await running
+
+
+CONTROLS = (
+    ControlInput(name="START", kind=ControlKind.START, datatype="INT32", false_true=(0, 1)),
+    ControlInput(name="READY", kind=ControlKind.READY, datatype="INT32", false_true=(0, 1)),
+)
+COUNT = SequenceState(input_name="COUNT", output_name="COUNT_OUT", datatype="INT64", dims=(1,))
+SEQUENCES = SequenceBatching(controls=CONTROLS, states=(COUNT,))
+
+
+@pytest.fixture
+def sequences(clock, instance, stats):
+    inputs = SequenceInputs(
+        config=SEQUENCES,
+        max_batch_size=4,
+        initial_states={"COUNT": np.zeros((1, 1), np.int64)},
+    )
+    return ModelScheduler(
+        stats=stats,
+        policy=Sequencer(max_batch_size=4, config=SEQUENCES, instances=1),
+        instances=[instance],
+        clock_us=clock,
+        sequence_inputs=inputs,
+    )
+
+
+def count_up(member):
+    return {"Y": member.inputs["COUNT"] + member.inputs["X"], "COUNT_OUT": member.inputs["COUNT"] + 1}
+
+
+async def test_state_goes_from_one_request_of_a_sequence_to_its_next(sequences, instance):
+    seen = []
+    for position in range(3):
+        asked = ask(sequences, 10, sequence_id=5, sequence_start=position == 0, sequence_end=position == 2)
+        await turn()
+        instance.finish(outputs=count_up)
+        answer = await asked
+        assert set(answer.outputs) == {"Y"}
+        seen.append(int(answer.outputs["Y"][0, 0]))
+    assert seen == [10, 11, 12]
+    again = ask(sequences, 10, sequence_id=5, sequence_start=True, sequence_end=True)
+    await turn()
+    instance.finish(outputs=count_up)
+    assert (await again).outputs["Y"][0, 0] == 10
+
+
+async def test_slots_without_work_are_told_to_the_model_and_to_nobody_else(sequences, instance):
+    opening = [ask(sequences, n, sequence_id=n, sequence_start=True) for n in (1, 2)]
+    await turn()
+    instance.finish(outputs=count_up)
+    await asyncio.gather(*opening)
+    second = ask(sequences, 7, sequence_id=2)
+    await turn()
+    (members, _done) = instance.batches[0]
+    assert [int(member.inputs["READY"][0, 0]) for member in members] == [0, 1]
+    instance.finish(outputs=count_up)
+    assert (await second).outputs["Y"][0, 0] == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "inference request to model 'm' must specify a non-zero or non-empty correlation ID"),
+        (
+            {"sequence_id": 43},
+            (
+                "inference request for sequence 43 to model 'm' must specify the START flag on the first request of "
+                "the sequence"
+            ),
+        ),
+    ],
+)
+async def test_requests_outside_of_a_sequence_are_refused(sequences, fields, text):
+    with pytest.raises(InferenceError) as refused:
+        await sequences.infer(request(**fields), deadline_us=None)
+    assert (refused.value.code, refused.value.message) == (ErrorCode.INVALID_ARG, text)
+
+
+async def test_a_cancelled_request_ends_its_sequence(sequences, instance):
+    first = ask(sequences, 1, sequence_id=9, sequence_start=True)
+    await turn()
+    second, third = (ask(sequences, n, sequence_id=9) for n in (2, 3))
+    await turn()
+    second.cancel()
+    with pytest.raises(InferenceError) as broken:
+        await third
+    assert broken.value.code is ErrorCode.CANCELLED
+    instance.finish(outputs=count_up)
+    await first
+    with pytest.raises(InferenceError, match="START flag"):
+        await sequences.infer(request(4, sequence_id=9), deadline_us=None)

@@ -1,10 +1,11 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferRequest
-from local_runtime.repository.model_config import parse
-from local_runtime.scheduling.validation import check, check_outputs
+from local_runtime.repository.parsing import parse
+from local_runtime.scheduling.validation import RequestChecker, bytes_array, check, check_outputs
 
 STD = parse(
     """backend: "python" max_batch_size: 4
@@ -168,3 +169,156 @@ def test_outputs_in_config_order_without_surplus():
     outputs = {"EXTRA": ints(1), "S": strings(1, 1), "Y": floats(1, 9)}
     assert list(check_outputs(outputs, STD, wanted=("S", "Y"))) == ["Y", "S"]
     assert list(check_outputs(outputs, STD, wanted=("S",))) == ["S"]
+
+
+OPTIONAL = parse(
+    """backend: "python" max_batch_size: 4
+    input [ { name: "X" data_type: TYPE_INT32 dims: [ 2 ] },
+            { name: "O" data_type: TYPE_INT32 dims: [ -1 ] optional: true },
+            { name: "F" data_type: TYPE_INT32 dims: [ 1 ] optional: true } ]
+    output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]""",
+    folder_name="opt",
+)
+RESHAPED = parse(
+    """backend: "python" max_batch_size: 4
+    input [ { name: "X" data_type: TYPE_BF16 dims: [ 1 ] reshape { shape: [ ] } },
+            { name: "Z" data_type: TYPE_FP32 dims: [ -1, 6, -1 ] reshape { shape: [ 1, -1, 2, 3, -1 ] } } ]
+    output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1, 4 ] reshape { shape: [ -1, 2, 2 ] } },
+             { name: "S" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } } ]""",
+    folder_name="re",
+)
+SEQUENCE = parse(
+    """backend: "python" max_batch_size: 4
+    input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+    output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+    sequence_batching { state [
+        { input_name: "IN" output_name: "OUT" data_type: TYPE_INT64 dims: [ -1 ] },
+        { input_name: "Y_IN" output_name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ] }""",
+    folder_name="seq",
+)
+
+
+@pytest.mark.parametrize("present", [("X",), ("X", "O"), ("X", "F"), ("X", "O", "F")])
+def test_optional_inputs_may_lack(present):
+    widths = {"X": 2, "O": 3, "F": 1}
+    checked = check(request({name: ints(2, widths[name]) for name in present}), OPTIONAL)
+    assert (tuple(checked.inputs), checked.rows) == (present, 2)
+
+
+def test_batch_key_tells_which_optional_inputs_are_there_and_their_shapes():
+    def key(**widths):
+        return check(request({"X": ints(1, 2)} | {name: ints(1, width) for name, width in widths.items()}), OPTIONAL)
+
+    keys = [key().batch_key, key(O=2).batch_key, key(O=3).batch_key, key(F=1).batch_key, key(O=2, F=1).batch_key]
+    assert len(set(keys)) == len(keys)
+    assert key(O=2).batch_key == keys[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (
+            (),
+            (
+                "expected number of inputs between 1 and 3 but got 0 inputs for model 'opt'. Got input(s) [], but "
+                "missing required input(s) ['X']. Please provide all required input(s)."
+            ),
+        ),
+        (
+            ("O", "F"),
+            (
+                "expected number of inputs between 1 and 3 but got 2 inputs for model 'opt'. Got input(s) ['F','O'], "
+                "but missing required input(s) ['X']. Please provide all required input(s)."
+            ),
+        ),
+    ],
+)
+def test_required_input_of_a_model_with_optional_ones(names, text):
+    with pytest.raises(InferenceError) as refused:
+        check(request({name: ints(1, 1) for name in names}), OPTIONAL)
+    assert refused.value.message == f"[request id: <id_unknown>] {text}"
+
+
+def test_unknown_input_beside_optional_ones():
+    with pytest.raises(InferenceError) as refused:
+        check(request({"X": ints(1, 2), "Q": ints(1, 2)}), OPTIONAL)
+    assert refused.value.message == "unexpected inference input 'Q' for model 'opt'"
+
+
+def test_ragged_inputs_have_no_part_in_the_batch_key():
+    config = parse(
+        """backend: "python" max_batch_size: 4
+        input [ { name: "R" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
+                { name: "X" data_type: TYPE_INT32 dims: [ -1 ] } ]
+        output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]""",
+        folder_name="m",
+    )
+
+    def key(ragged, other):
+        return check(request({"R": ints(1, ragged), "X": ints(1, other)}), config).batch_key
+
+    assert key(1, 5) == key(2, 5)
+    assert key(1, 5) != key(1, 6)
+
+
+def test_model_sees_reshaped_inputs_with_free_dimensions_in_order():
+    x = np.ones((2, 1), ml_dtypes.bfloat16)
+    z = np.arange(2 * 5 * 6 * 7, dtype=np.float32).reshape(2, 5, 6, 7)
+    inputs = check(request({"X": x, "Z": z}), RESHAPED).inputs
+    assert (inputs["X"].shape, inputs["X"].dtype) == ((2,), ml_dtypes.bfloat16)
+    assert inputs["Z"].shape == (2, 1, 5, 2, 3, 7)
+    np.testing.assert_array_equal(inputs["Z"].ravel(), z.ravel())
+
+
+def test_clients_see_outputs_in_the_shape_of_the_config():
+    model = {"Y": floats(3, 5, 2, 2), "S": floats(3)}
+    checked = check_outputs(model, RESHAPED, wanted=("Y", "S"))
+    assert {name: array.shape for name, array in checked.items()} == {"Y": (3, 5, 4), "S": (3, 1)}
+
+
+def test_output_must_have_the_shape_that_the_model_sees():
+    with pytest.raises(InferenceError, match=r"of shape \[3,5,4\], but its config says \[-1,-1,2,2\]"):
+        check_outputs({"Y": floats(3, 5, 4)}, RESHAPED, wanted=("Y",))
+
+
+def test_sequence_model_takes_one_row():
+    assert check(request({"X": floats(1, 1)}), SEQUENCE).rows == 1
+    with pytest.raises(InferenceError) as refused:
+        check(request({"X": floats(2, 1)}), SEQUENCE)
+    assert refused.value.code is ErrorCode.INVALID_ARG
+    assert refused.value.message == (
+        "inference request to model 'seq' must specify batch-size 1 due to requirements of sequence batcher"
+    )
+
+
+def test_states_are_outputs_of_the_model_but_not_of_the_client():
+    assert check(request({"X": floats(1, 1)}), SEQUENCE).outputs == ("Y",)
+    with pytest.raises(InferenceError, match="unexpected inference output 'OUT'"):
+        check(request({"X": floats(1, 1)}, outputs=("OUT",)), SEQUENCE)
+    model = {"OUT": np.zeros((1, 5), np.int64), "Y": floats(1, 1)}
+    assert list(check_outputs(model, SEQUENCE, wanted=("Y", "OUT"))) == ["Y", "OUT"]
+    with pytest.raises(InferenceError, match="model 'seq' returned output 'OUT' as 'FP32'"):
+        check_outputs({"OUT": floats(1, 5)}, SEQUENCE, wanted=("OUT",))
+
+
+def test_one_checker_serves_many_requests_and_passes_on_how_to_respond():
+    checker = RequestChecker(STD)
+
+    def respond(_outcome, _is_last):
+        return None
+
+    first, second = (checker.check(request({"X": ints(rows, 2)}), respond=respond) for rows in (1, 3))
+    assert (first.rows, second.rows, first.respond) == (1, 3, respond)
+    assert first.cancellation is not second.cancellation
+
+
+@pytest.mark.parametrize("array", [np.array([b"a", "b"], dtype=object), np.array(["a", "b"]), np.array([b"a", b"b"])])
+def test_strings_in_all_of_numpys_forms_become_bytes(array):
+    assert bytes_array(array).tolist() == [b"a", b"b"]
+
+
+def test_object_array_of_anything_else_is_no_bytes_tensor():
+    with pytest.raises(TypeError, match="int, not bytes or str"):
+        bytes_array(np.array([b"a", 1], dtype=object))
+    with pytest.raises(InferenceError, match="input 'X': an element of a BYTES tensor is int"):
+        check(request({"X": np.array([[1]], dtype=object), "Z": floats(1, 1)}), TWO)

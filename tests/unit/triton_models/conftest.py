@@ -66,6 +66,10 @@ class Logger:
 @dataclass
 class Request:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    sequence: int | str = 0
+
+    def correlation_id(self) -> int | str:
+        return self.sequence
 
 
 def pb_utils() -> types.ModuleType:

@@ -1,0 +1,226 @@
+"""`python -m local_runtime bench`: one model, naive against batched against adaptive, side by side in one process."""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from rich.console import Console
+from rich.progress import Progress
+
+from local_runtime.bench import load, models, plot, report, variants
+from local_runtime.bench.results import Results
+from local_runtime.errors import InferenceError, ModelLoadError
+from local_runtime.messages import InferRequest, ModelControl, TensorMetadata
+from local_runtime.repository.model_config import NUMPY_TYPES
+from local_runtime.runtime import LocalRuntime, RuntimeOptions
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_EXAMPLES = """examples:
+  python -m local_runtime bench                                  the built-in CNN, about 6 minutes
+  python -m local_runtime bench --quick --builtin mlp            a first look, under a minute
+  python -m local_runtime bench --repository triton_models --model text_encoder --shape INPUT__0:32 --shape INPUT__1:32
+  python -m local_runtime bench --max-batch-size 8 --delay-us 0 --delay-us 2000 --concurrency 16 --output build/bench
+
+Each setting becomes a model of its own beside the others; the settings take turns, and medians are told, since
+machines are noisy. Callers run in the same process and ask again as soon as they are answered."""
+
+
+class _NotBenchable(Exception):
+    """The model cannot be measured this way; the text says why."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `bench` to the commands of the command line."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure one model naive, batched and adaptive: table, plot, matching config.pbtxt",
+        description="Measure throughput and latency of one model without batching, with Triton's dynamic batching "
+        "over a sweep of max_batch_size, and with adaptive batching.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--repository", type=Path, help="folder of models; default: a built-in model, made for this run"
+    )
+    parser.add_argument("--model", help="which model of the repository (default: the only one)")
+    parser.add_argument(
+        "--builtin", type=models.Builtin, choices=list(models.Builtin), default=models.Builtin.CNN, help="(cnn)"
+    )
+    parser.add_argument(
+        "--shape",
+        action="append",
+        type=_shape,
+        default=[],
+        metavar="INPUT:D,D,...",
+        help="shape of an input with free dimensions, without the batch (repeatable; free dimensions are 1)",
+    )
+    parser.add_argument(
+        "--max-batch-size", action="append", type=_positive, metavar="N", help=f"repeatable; default: {_SIZES}"
+    )
+    parser.add_argument(
+        "--delay-us",
+        action="append",
+        type=_not_negative,
+        metavar="US",
+        help="max_queue_delay_microseconds of the static settings, repeatable; default: 0 and 2000",
+    )
+    parser.add_argument(
+        "--concurrency", action="append", type=_positive, metavar="N", help="repeatable; default: 1, 4, 16, 64"
+    )
+    parser.add_argument("--seconds", type=_seconds, default=1.0, help="length of one run (1)")
+    parser.add_argument(
+        "--rounds", type=_positive, default=3, help="runs of each setting, of which the median counts (3)"
+    )
+    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads of the model (1)")
+    parser.add_argument(
+        "--quick", action="store_true", help="sizes 1, 8, 64; one round of 0.3 s; only 1 and 16 in flight"
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.png and bench.html there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and report; returns the exit status."""
+    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            results, message = runner.run(_measure(options))
+        console.print(report.table(results))
+        console.print(report.comparison(results))
+        for line in report.advice(results, message):
+            console.print(line, markup=False)
+        _write(results, options)
+    except (ModelLoadError, InferenceError, OSError, _NotBenchable, plot.PlotUnavailable) as error:
+        sys.stderr.write(f"local_runtime bench: {error}\n")
+        return 1
+    return 0
+
+
+def _write(results: Results, options: argparse.Namespace) -> None:
+    if options.json is not None:
+        options.json.write_text(json.dumps(results.as_json(), indent=2) + "\n")
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        plot.write_png(results, options.output / "bench.png")
+        plot.write_html(results, options.output / "bench.html")
+        sys.stderr.write(f"local_runtime bench: wrote {options.output}/bench.png and bench.html\n")
+
+
+async def _measure(options: argparse.Namespace) -> tuple[Results, Any]:
+    """All runs; with the model's own config message."""
+    sizes = options.max_batch_size or ((1, 8, 64) if options.quick else _SIZES)
+    delays_us = options.delay_us or (0, 2000)
+    with tempfile.TemporaryDirectory(prefix="local_runtime_bench_") as temporary:
+        repository, name = options.repository, options.model
+        if repository is None:
+            repository, name = Path(temporary) / "builtin", models.NAME
+            models.build(options.builtin, repository, max_batch_size=max(sizes))
+        name = name or _only_model(repository)
+        message, inputs = await _look(repository, name, threads=options.threads)
+        swept = variants.sweep([size for size in sizes if size <= message.max_batch_size] or [1], delays_us)
+        copies = Path(temporary) / "variants"
+        variants.write(repository / name, message, swept, copies, threads=options.threads)
+        tensors = {spec.name: _tensor(spec, dict(options.shape)) for spec in inputs}
+        requests = {one: InferRequest(model=one.name, inputs=tensors) for one in swept}
+        runtime = await LocalRuntime.open(copies)
+        try:
+            label = f"{options.builtin} (built in)" if options.repository is None else name
+            return await _take_turns(runtime, requests, options, label=label), message
+        finally:
+            await runtime.close()
+
+
+async def _take_turns(
+    runtime: LocalRuntime, requests: dict[variants.Variant, InferRequest], options: argparse.Namespace, *, label: str
+) -> Results:
+    seconds, rounds = (0.3, 1) if options.quick else (options.seconds, options.rounds)
+    concurrencies = sorted(set(options.concurrency or ((1, 16) if options.quick else (1, 4, 16, 64))))
+    runs: dict[tuple[variants.Variant, int], list[load.Measured]] = collections.defaultdict(list)
+    with Progress(console=Console(file=sys.stderr)) as progress:
+        task = progress.add_task("warm up", total=len(requests) * (1 + len(concurrencies) * rounds))
+        for request in requests.values():
+            await load.run(runtime, request, concurrency=concurrencies[-1], seconds=seconds)
+            progress.advance(task)
+        for concurrency in concurrencies:
+            for _ in range(rounds):
+                for variant, request in requests.items():
+                    progress.update(task, description=f"{concurrency} in flight: {report.title(variant)}")
+                    measured = await load.run(runtime, request, concurrency=concurrency, seconds=seconds)
+                    runs[variant, concurrency].append(measured)
+                    progress.advance(task)
+    return Results(
+        model=label,
+        variants=list(requests),
+        concurrencies=concurrencies,
+        measured={key: load.medians(some) for key, some in runs.items()},
+    )
+
+
+async def _look(repository: Path, name: str, *, threads: int) -> tuple[Any, Sequence[TensorMetadata]]:
+    """The model's completed config message and its inputs."""
+    options = RuntimeOptions(threads=threads, control_mode=ModelControl.EXPLICIT)
+    async with contextlib.AsyncExitStack() as stack:
+        runtime = await LocalRuntime.open(repository, options=options)
+        stack.push_async_callback(runtime.close)
+        await runtime.load(name)
+        message = runtime.model_config(name)
+        if message.max_batch_size < 1 or message.HasField("sequence_batching"):
+            raise _NotBenchable(f"model '{name}' takes no batches: its max_batch_size must be 1 or more")
+        if message.HasField("ensemble_scheduling"):
+            raise _NotBenchable(f"model '{name}' is an ensemble: measure the models that it is made of")
+        return message, runtime.model_metadata(name).inputs
+
+
+def _only_model(repository: Path) -> str:
+    names = sorted(folder.name for folder in repository.iterdir() if folder.is_dir())
+    if len(names) != 1:
+        raise _NotBenchable(f"--model must name one of: {', '.join(names)}")
+    return names[0]
+
+
+def _tensor(spec: TensorMetadata, shapes: dict[str, tuple[int, ...]]) -> "np.ndarray[Any, Any]":
+    """One row: noise for floating-point inputs, ones for others."""
+    shape = (1, *shapes.get(spec.name, tuple(max(1, size) for size in spec.shape[1:])))
+    if spec.datatype == "BYTES":
+        return np.full(shape, b"hello", dtype=np.object_)
+    numpy_type = NUMPY_TYPES[spec.datatype]
+    if spec.datatype.startswith(("FP", "BF")):
+        return np.random.default_rng(0).standard_normal(shape).astype(numpy_type)
+    return np.ones(shape, dtype=numpy_type)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, not {number}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+    return seconds
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, dims = text.rpartition(":")
+    if not name:
+        raise argparse.ArgumentTypeError(f"must be INPUT:D,D,... not {text}")
+    return name, tuple(int(size) for size in dims.split(",") if size)

@@ -1,0 +1,88 @@
+"""One model under several batching settings: a repository in which each setting is a model of its own."""
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+
+class Kind(enum.StrEnum):
+    """How a variant batches."""
+
+    NAIVE = "naive"
+    STATIC = "static"
+    ADAPTIVE = "adaptive"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One setting. `delay_us` counts for static ones; naive runs every request alone whatever the size."""
+
+    kind: Kind
+    max_batch_size: int
+    delay_us: int = 0
+
+    @property
+    def name(self) -> str:
+        """Also the name of its model."""
+        if self.kind is Kind.NAIVE:
+            return self.kind.value
+        if self.kind is Kind.ADAPTIVE:
+            return f"adaptive_{self.max_batch_size}"
+        return f"static_{self.max_batch_size}_{self.delay_us}us"
+
+
+def sweep(sizes: Iterable[int], delays_us: Iterable[int]) -> list[Variant]:
+    """Naive, then for each size Triton's rule with each delay, and adaptive.
+
+    Of size 1 there is one static variant: nobody joins, so a delay has nothing to wait for.
+    """
+    sizes, delays_us = sorted(set(sizes)), sorted(set(delays_us))
+    variants = [Variant(kind=Kind.NAIVE, max_batch_size=sizes[-1])]
+    for size in sizes:
+        delays = delays_us if size > 1 else delays_us[:1]
+        variants += [Variant(kind=Kind.STATIC, max_batch_size=size, delay_us=delay_us) for delay_us in delays]
+        variants.append(Variant(kind=Kind.ADAPTIVE, max_batch_size=size))
+    return variants
+
+
+def configured(message: Any, variant: Variant) -> Any:
+    """The `ModelConfig` message with the variant's batching in place of its own."""
+    changed = type(message)()
+    changed.CopyFrom(message)
+    changed.max_batch_size = variant.max_batch_size
+    for field in ("dynamic_batching", "sequence_batching", "response_cache"):
+        changed.ClearField(field)
+    for parameter in ("ADAPTIVE_BATCHING", "ADAPTIVE_LATENCY_TARGET_MICROSECONDS"):
+        changed.parameters.pop(parameter, None)
+    if variant.kind is Kind.STATIC:
+        changed.dynamic_batching.max_queue_delay_microseconds = variant.delay_us
+    elif variant.kind is Kind.ADAPTIVE:
+        changed.dynamic_batching.SetInParent()
+        changed.parameters["ADAPTIVE_BATCHING"].string_value = "true"
+    return changed
+
+
+def config_text(message: Any) -> str:
+    """As it stands in a `config.pbtxt`."""
+    return str(text_format.MessageToString(message))
+
+
+def write(source: Path, message: Any, variants: Iterable[Variant], repository: Path, *, threads: int) -> None:
+    """Make a model of each variant; its version folders are links into `source`.
+
+    Every variant keeps the same CPU threads, however many variants there are.
+    """
+    for variant in variants:
+        folder = repository / variant.name
+        folder.mkdir(parents=True)
+        for entry in source.iterdir():
+            if entry.name != "config.pbtxt":
+                (folder / entry.name).symlink_to(entry.resolve())
+        config = configured(message, variant)
+        config.name = variant.name
+        config.parameters["INTRA_OP_THREAD_COUNT"].string_value = str(threads)
+        (folder / "config.pbtxt").write_text(config_text(config))

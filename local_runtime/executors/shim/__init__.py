@@ -1,0 +1,1 @@
+"""The classes behind `triton_python_backend_utils`, by theme."""

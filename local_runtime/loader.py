@@ -1,0 +1,294 @@
+"""One model version from its files to something that can be asked: instances started and warmed up, scheduler made."""
+
+import asyncio
+import dataclasses
+import functools
+import importlib
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from local_runtime.errors import InferenceError, ModelLoadError
+from local_runtime.executors import models
+from local_runtime.executors.instance import Instance
+from local_runtime.executors.services import Services
+from local_runtime.executors.warmup import warmup_batches
+from local_runtime.messages import BatchExecuted
+from local_runtime.repository.completion import Placement, completed, place
+from local_runtime.repository.initial_state import initial_states
+from local_runtime.repository.model_config import Backend, InstanceKind, ModelConfig, OldestStrategy
+from local_runtime.repository.reader import ModelSource
+from local_runtime.scheduling.adaptive import AdaptiveSizing
+from local_runtime.scheduling.batching import Batcher
+from local_runtime.scheduling.decisions import Policy
+from local_runtime.scheduling.execution import Executed
+from local_runtime.scheduling.scheduler import ModelScheduler
+from local_runtime.scheduling.sequence_inputs import SequenceInputs
+from local_runtime.scheduling.sequencing import Sequencer
+from local_runtime.scheduling.stats import StatsRecorder
+from local_runtime.scheduling.validation import CheckedRequest, RequestChecker
+
+_log = logging.getLogger(__name__)
+# Unloading is freeing memory; only a model that never returns from execute takes longer.
+_UNLOAD_TIMEOUT_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How to load; see `RuntimeOptions` for `threads` and `max_queue_size`."""
+
+    threads: int | None
+    max_queue_size: int
+    observer: Callable[[BatchExecuted], None] | None
+    services: Services
+
+
+def monotonic_us() -> int:
+    """The clock of queues and deadlines, in microseconds."""
+    return time.monotonic_ns() // 1000
+
+
+class ServedModel:
+    """One loaded version of a model. An ensemble has neither scheduler nor instances.
+
+    Args:
+        number: no other loaded version of any model in this process has it.
+        config: the checked configuration.
+        version: name of the version folder.
+        message: the completed `ModelConfig` protobuf message.
+        instances: what runs its batches.
+        scheduler: its queue.
+        stats: its counters.
+        load_us: how long loading took.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        version: str,
+        message: Any,
+        stats: StatsRecorder,
+        scheduler: ModelScheduler | None = None,
+        instances: Sequence[Instance] = (),
+        load_us: int = 0,
+    ) -> None:
+        self.number = next(self._numbers)
+        self.config = config
+        self.version = version
+        self.message = message
+        self.stats = stats
+        self.scheduler = scheduler
+        self.instances = instances
+        self.load_us = load_us
+        self.checker = RequestChecker(config)
+        self._in_flight = 0
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    def __enter__(self) -> Self:
+        """A request has begun: until it leaves again, the version is not unloaded."""
+        self._in_flight += 1
+        self._drained.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A request has ended."""
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._drained.set()
+
+    async def drained(self) -> None:
+        """Return when no accepted request is left."""
+        await self._drained.wait()
+
+    async def unload(self) -> None:
+        """Give up the instances; requests that are left fail.
+
+        A model that does not return is left to its daemon thread.
+        """
+        if self._in_flight:
+            fields = {"model": self.config.name, "in_flight": self._in_flight}
+            _log.warning("unloading with requests in flight", extra=fields)
+        if self.scheduler is not None:
+            self.scheduler.close()
+        await _stop(self.instances)
+
+
+async def load_version(source: ModelSource, version: str, *, threads: int, options: LoadOptions) -> ServedModel:
+    """Start every instance of this version and warm it up; `threads` is the CPU share of each.
+
+    Raises ModelLoadError; nothing is left running then.
+    """
+    config = source.config
+    began_us = monotonic_us()
+    stats = StatsRecorder(name=config.name, version=version)
+    if config.backend is Backend.ENSEMBLE:
+        return ServedModel(config=config, version=version, message=completed(config, ()), stats=stats)
+    states = await asyncio.to_thread(initial_states, source.config, source.folder)
+    devices = await asyncio.to_thread(_cuda_devices) if _may_use_gpu(config) else 0
+    placements = place(config, cuda_devices=devices)
+    instances = await _start_instances(
+        source, version, placements, threads=_own_threads(config, threads), services=options.services
+    )
+    try:
+        await _warm_up(source, instances, stats)
+    except BaseException:
+        await _stop(instances)
+        raise
+    scheduler = ModelScheduler(
+        stats=stats,
+        policy=_policy(config, instances=len(instances), max_queue_size=options.max_queue_size),
+        instances=instances,
+        clock_us=monotonic_us,
+        observer=options.observer,
+        preserve_ordering=_preserves_ordering(config),
+        sequence_inputs=SequenceInputs(
+            config=config.sequence_batching,
+            max_batch_size=config.max_batch_size,
+            initial_states=states,
+        )
+        if config.sequence_batching
+        else None,
+    )
+    return ServedModel(
+        config=config,
+        version=version,
+        message=completed(config, placements),
+        stats=stats,
+        scheduler=scheduler,
+        instances=instances,
+        load_us=monotonic_us() - began_us,
+    )
+
+
+def thread_share(configs: Iterable[ModelConfig], *, threads: int | None) -> int:
+    """CPU threads of each instance: an even share, counting the instances that use a tensor library for certain."""
+    budget = threads or len(os.sched_getaffinity(0))
+    instances = sum(
+        group.count
+        for config in configs
+        if config.backend in (Backend.PYTORCH, Backend.ONNXRUNTIME)
+        for group in config.instance_groups
+    )
+    return max(1, budget // max(1, instances))
+
+
+def _own_threads(config: ModelConfig, share: int) -> int:
+    """The model's own INTRA_OP_THREAD_COUNT (a parameter of Triton's PyTorch backend), or its share."""
+    text = config.parameters.get("INTRA_OP_THREAD_COUNT", str(share))
+    if not text.isdecimal() or int(text) < 1:
+        raise ModelLoadError(f"INTRA_OP_THREAD_COUNT of {config.name} must be a positive number, not '{text}'")
+    return int(text)
+
+
+def _may_use_gpu(config: ModelConfig) -> bool:
+    return any(group.kind in (InstanceKind.AUTO, InstanceKind.GPU) for group in config.instance_groups)
+
+
+def _cuda_devices() -> int:
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return 0
+    count: int = torch.cuda.device_count()
+    return count
+
+
+async def _start_instances(
+    source: ModelSource, version: str, placements: Sequence[Placement], *, threads: int, services: Services
+) -> Sequence[Instance]:
+    """All instances, loaded; if one fails, or the caller gives up, those that did load are stopped again."""
+    instances = [
+        Instance(
+            name=placement.name,
+            load=functools.partial(
+                models.load_model,
+                config=source.config,
+                folder=source.folder,
+                file=source.file(version),
+                version=version,
+                placement=placement,
+                placements=placements,
+                services=services,
+            ),
+            threads=threads,
+        )
+        for placement in placements
+    ]
+    loads = [asyncio.wrap_future(instance.start()) for instance in instances]
+    try:
+        results = await asyncio.gather(*loads, return_exceptions=True)
+    except asyncio.CancelledError:
+        for instance in instances:
+            instance.stop()
+        raise
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if failures:
+        for instance in instances:
+            instance.stop()
+        raise failures[0]
+    return instances
+
+
+async def _warm_up(source: ModelSource, instances: Sequence[Instance], stats: StatsRecorder) -> None:
+    """Run `model_warmup` on every instance; as in Triton it counts in the statistics, and a failure is logged."""
+    batches = await asyncio.to_thread(warmup_batches, source.config, source.folder)
+    await asyncio.gather(*(_warm_up_one(instance, batches, stats) for instance in instances))
+
+
+async def _warm_up_one(instance: Instance, batches: Sequence[tuple[CheckedRequest, int]], stats: StatsRecorder) -> None:
+    loop = asyncio.get_running_loop()
+    for request, count in batches:
+        for _ in range(count):
+            ended: asyncio.Future[Executed] = loop.create_future()
+
+            def done(executed: Executed, ended: "asyncio.Future[Executed]" = ended) -> None:
+                loop.call_soon_threadsafe(ended.set_result, executed)
+
+            instance.submit([request], done)
+            executed = await ended
+            [outcome] = executed.outcomes
+            if isinstance(outcome, InferenceError):
+                raise ModelLoadError(f"failed to run warmup sample: {outcome.message}")
+            stats.executed(rows=request.rows, compute=executed.compute)
+            stats.answered(rows=request.rows, queue_us=0, compute=executed.compute, at_ms=time.time_ns() // 1_000_000)
+
+
+async def _stop(instances: Sequence[Instance]) -> None:
+    ends = [asyncio.wrap_future(instance.stop()) for instance in instances]
+    if not ends:
+        return
+    _, stuck = await asyncio.wait(ends, timeout=_UNLOAD_TIMEOUT_S)
+    if stuck:
+        _log.error("instances did not unload", extra={"count": len(stuck)})
+
+
+def _policy(config: ModelConfig, *, instances: int, max_queue_size: int) -> Policy:
+    if config.sequence_batching is not None:
+        return Sequencer(
+            max_batch_size=config.max_batch_size,
+            config=config.sequence_batching,
+            instances=instances,
+            max_queue_size=max_queue_size,
+        )
+    batching = config.dynamic_batching
+    adaptive = batching.adaptive if batching else None
+    sizing = (
+        AdaptiveSizing(max_batch_size=config.max_batch_size, latency_target_us=adaptive.latency_target_us)
+        if adaptive
+        else None
+    )
+    return Batcher(max_batch_size=config.max_batch_size, config=batching, max_queue_size=max_queue_size, sizing=sizing)
+
+
+def _preserves_ordering(config: ModelConfig) -> bool:
+    if config.sequence_batching is not None:
+        strategy = config.sequence_batching.strategy
+        return isinstance(strategy, OldestStrategy) and strategy.preserve_ordering
+    return config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering

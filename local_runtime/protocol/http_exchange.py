@@ -1,0 +1,164 @@
+"""One HTTP request and its answer, on the ASGI interface: bodies bounded in size, compressed or not."""
+
+import dataclasses
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+from local_runtime.protocol.oip_json import error_body
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON_TYPE = b"application/json"
+BINARY_TYPE = b"application/octet-stream"
+_WORTH_PACKING = 1024  # bytes; below, it costs time and saves no packet
+_ANY_WRAPPING = 32 + zlib.MAX_WBITS  # zlib tells gzip from deflate by the first bytes
+_GZIP_WRAPPING = 16 + zlib.MAX_WBITS
+
+
+class HttpError(Exception):
+    """The request fails at the level of HTTP, with this status."""
+
+    def __init__(self, status: int, text: str, *, headers: "tuple[tuple[bytes, bytes], ...]" = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = headers
+
+
+class Gone(Exception):
+    """The client left before it had sent its request."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Head:
+    """The header fields that matter here."""
+
+    content_length: int = 0
+    content_encoding: bytes = b""
+    accept_encoding: bytes = b""
+    json_length: int | None = None
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Reply:
+    """An answer in one piece."""
+
+    content: bytes = b""
+    status: int = HTTPStatus.OK
+    content_type: bytes = JSON_TYPE
+    headers: "tuple[tuple[bytes, bytes], ...]" = ()
+
+
+def read_head(headers: Iterable[tuple[bytes, bytes]]) -> Head:
+    """Look at each field once. Raises HttpError 400 for a length that is none."""
+    head = Head()
+    for name, value in headers:
+        if name == b"content-length":
+            head.content_length = int(value)  # the parser has checked it
+        elif name == b"inference-header-content-length":
+            if not value.isdigit():
+                raise HttpError(HTTPStatus.BAD_REQUEST, "Inference-Header-Content-Length must be a number of bytes")
+            head.json_length = int(value[:20])
+        elif name == b"content-encoding":
+            head.content_encoding = value.strip().lower()
+        elif name == b"accept-encoding":
+            head.accept_encoding = value.lower()
+    return head
+
+
+async def read_body(head: Head, receive: Receive, *, max_bytes: int) -> bytes:
+    """The whole body, decompressed. Raises HttpError 413 for more than `max_bytes`, before and after decompression."""
+    if head.content_length > max_bytes:
+        raise _too_large(max_bytes)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message.get("more_body") or message["type"] != "http.request":
+        body = await _rest(message, receive, max_bytes=max_bytes)
+    elif len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    if not head.content_encoding or head.content_encoding == b"identity":
+        return body
+    return _decompressed(body, head.content_encoding, max_bytes=max_bytes)
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """The answer in two messages, as ASGI wants it."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": reply.status,
+            "headers": [
+                (b"content-type", reply.content_type),
+                (b"content-length", b"%d" % len(reply.content)),
+                *reply.headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": reply.content})
+
+
+def compressed(reply: Reply, accept_encoding: bytes) -> Reply:
+    """The answer as the client accepts it: gzip before deflate, as it is where it takes neither or gains nothing."""
+    if len(reply.content) < _WORTH_PACKING:
+        return reply
+    accepted = {token.strip() for token in accept_encoding.split(b",")}
+    if b"gzip" in accepted:
+        wrapping, name = _GZIP_WRAPPING, b"gzip"
+    elif b"deflate" in accepted:
+        wrapping, name = zlib.MAX_WBITS, b"deflate"
+    else:
+        return reply
+    packer = zlib.compressobj(level=1, wbits=wrapping)
+    reply.content = packer.compress(reply.content) + packer.flush()
+    reply.headers = (*reply.headers, (b"content-encoding", name))
+    return reply
+
+
+def error_reply(status: int, text: str, headers: "tuple[tuple[bytes, bytes], ...]" = ()) -> Reply:
+    """An error as every client of the protocol reads it."""
+    return Reply(status=status, content=error_body(text), headers=headers)
+
+
+async def _rest(message: MutableMapping[str, Any], receive: Receive, *, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] != "http.request":
+            raise Gone
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return b"".join(chunks)
+        message = await receive()
+
+
+def _decompressed(body: bytes, encoding: bytes, *, max_bytes: int) -> bytes:
+    if encoding not in (b"gzip", b"deflate"):
+        raise HttpError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Encoding must be gzip or deflate, not {encoding.decode('latin1')}",
+        )
+    unpacker = zlib.decompressobj(wbits=_ANY_WRAPPING)
+    try:
+        plain = unpacker.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not {encoding.decode()}: {error}") from error
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
+    if not unpacker.eof or unpacker.unused_data:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"the {encoding.decode()} body is cut short or followed by other bytes")
+    return plain
+
+
+def _too_large(max_bytes: int) -> HttpError:
+    return HttpError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"request body exceeds the limit of {max_bytes} bytes (--http-max-input-size)",
+    )

@@ -1,0 +1,323 @@
+"""The Open Inference Protocol over HTTP, with Triton's extensions: an ASGI application.
+
+No framework and no threads: a request costs its own parsing and nothing else. A client that disconnects takes its
+request out of the queue (Triton runs on).
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from local_runtime.errors import ErrorCode, InferenceError, invalid
+from local_runtime.messages import InferAnswer
+from local_runtime.protocol import oip_describe
+from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version, with_classes
+from local_runtime.protocol.http_exchange import (
+    BINARY_TYPE,
+    Gone,
+    Head,
+    HttpError,
+    Receive,
+    Reply,
+    Scope,
+    Send,
+    compressed,
+    error_reply,
+    read_body,
+    read_head,
+    send_reply,
+)
+from local_runtime.protocol.http_routes import METHODS, Route, route
+from local_runtime.protocol.metrics import CONTENT_TYPE, render
+from local_runtime.protocol.oip_generate import decode_generate, encode_generate
+from local_runtime.protocol.oip_json import (
+    Body,
+    JsonInfer,
+    decode_infer,
+    decode_raw,
+    dump,
+    encode_infer,
+    error_body,
+    parse,
+)
+from local_runtime.protocol.oip_parameters import check_load_file, check_model_name
+from local_runtime.protocol.oip_tensors import Malformed, refusing
+from local_runtime.runtime import LocalRuntime
+
+_log = logging.getLogger(__name__)
+_Call: TypeAlias = Callable[[Route, Head, Receive], Awaitable[Reply]]
+
+STATUS: Mapping[ErrorCode, HTTPStatus] = MappingProxyType(
+    {
+        ErrorCode.INVALID_ARG: HTTPStatus.BAD_REQUEST,
+        ErrorCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+        ErrorCode.UNSUPPORTED: HTTPStatus.NOT_IMPLEMENTED,
+        ErrorCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+        ErrorCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+        ErrorCode.CANCELLED: HTTPStatus.BAD_REQUEST,
+        ErrorCode.DEADLINE: HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+RUNNING = "local_runtime.running"  # key of the scope: the tasks that end when the connection does
+_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+_ONE_ANSWER = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+    "number of responses"
+)
+_NOT_OFFERED = "shared memory, trace and log settings are not offered by this server"
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_REMEMBERED_PATHS = 1024  # of clients that call few models; any other path is only a little slower
+
+
+class HttpApp:
+    """Answers HTTP from one runtime. `max_input_bytes` bounds a request's body, compressed or not."""
+
+    def __init__(self, runtime: LocalRuntime, *, max_input_bytes: int) -> None:
+        self._runtime = runtime
+        self._max_input_bytes = max_input_bytes
+        self._route = functools.lru_cache(_REMEMBERED_PATHS)(route)
+        self._calls: Mapping[str, _Call] = {
+            "infer": self._infer,
+            "generate": self._generate,
+            "server": self._server,
+            "live": self._live,
+            "ready": self._ready,
+            "metrics": self._metrics,
+            "metadata": self._metadata,
+            "model_ready": self._model_ready,
+            "config": self._config,
+            "stats": self._stats,
+            "index": self._index,
+            "load": self._load,
+            "unload": self._unload,
+            "shared_memory_status": self._no_regions,
+            "not_offered": self._not_offered,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        running: set[asyncio.Task[Any]] = scope.get(RUNNING, set())
+        task = asyncio.current_task()
+        if task is not None:
+            running.add(task)
+        try:
+            await self._respond(scope, receive, send)
+        except Gone:
+            pass
+        except asyncio.CancelledError:
+            if task in running:
+                raise  # not by the client's leaving, which empties the set
+        finally:
+            if task is not None:
+                running.discard(task)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            found = self._found(scope)
+            head = read_head(scope["headers"])
+            if found.call == "generate_stream":
+                reply = await self._generate_stream(found, head, receive, send)
+                if reply is None:
+                    return
+            else:
+                reply = await self._calls[found.call](found, head, receive)
+        except InferenceError as error:
+            reply = error_reply(STATUS[error.code], error.message)
+        except HttpError as error:
+            reply = error_reply(error.status, error.text, error.headers)
+        except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
+            _log.exception("a request failed in the HTTP server")
+            reply = error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_TEXT)
+        await send_reply(send, reply)
+
+    def _found(self, scope: Scope) -> Route:
+        found = self._route(scope["raw_path"])
+        if found is None:
+            raise HttpError(HTTPStatus.NOT_FOUND, "Not Found")
+        method = METHODS[found.call]
+        if method and scope["method"] != method:
+            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "Method Not Allowed", headers=((b"allow", method.encode()),))
+        return found
+
+    # --- inference ------------------------------------------------------------------------------
+
+    async def _infer(self, found: Route, head: Head, receive: Receive) -> Reply:
+        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+        if head.json_length == 0:
+            asked = self._raw(found, body)
+        else:
+            asked = decode_infer(found.model, found.version, body, json_length=head.json_length)
+        answer = await infer_once(self._runtime, asked.request, decoupled=_DECOUPLED)
+        if asked.classes:
+            answer = with_classes(self._runtime, answer, asked.classes)
+        reply = _infer_reply(encode_infer(answer, asked))
+        return compressed(reply, head.accept_encoding) if head.accept_encoding else reply
+
+    def _raw(self, found: Route, body: bytes) -> JsonInfer:
+        metadata = self._runtime.model_metadata(found.model, found.version)
+        is_batched = self._runtime.model_config(found.model, found.version).max_batch_size > 0
+        return decode_raw(metadata, found.version, body, is_batched=is_batched)
+
+    async def _generate(self, found: Route, head: Head, receive: Receive) -> Reply:
+        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+        request = decode_generate(self._runtime.model_metadata(found.model, found.version), found.version, body)
+        only: InferAnswer | None = None
+        async with contextlib.aclosing(self._runtime.stream(request)) as answers:
+            async for answer in answers:
+                if answer.error is not None:
+                    raise answer.error
+                if not answer.outputs:
+                    continue
+                if only is not None:
+                    raise InferenceError(ErrorCode.INTERNAL, _ONE_ANSWER)
+                only = answer
+        if only is None:
+            raise InferenceError(ErrorCode.INTERNAL, _ONE_ANSWER)
+        return Reply(content=encode_generate(only, request_id=request.request_id))
+
+    async def _generate_stream(self, found: Route, head: Head, receive: Receive, send: Send) -> Reply | None:
+        """Answers as server-sent events; what fails before the first is a plain answer, returned."""
+        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+        request = decode_generate(self._runtime.model_metadata(found.model, found.version), found.version, body)
+        has_begun = False
+        async with contextlib.aclosing(self._events(request)) as events:
+            async for status, event in events:
+                if not has_begun:
+                    if status is not HTTPStatus.OK:
+                        return Reply(status=status, content=event)
+                    await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _STREAM_HEADERS})
+                    has_begun = True
+                await send({"type": "http.response.body", "body": b"data: %b\n\n" % event, "more_body": True})
+        if not has_begun:
+            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _STREAM_HEADERS})
+        await send({"type": "http.response.body", "body": b""})
+        return None
+
+    async def _events(self, request: Any) -> AsyncGenerator[tuple[HTTPStatus, bytes], None]:
+        try:
+            async with contextlib.aclosing(self._runtime.stream(request)) as answers:
+                async for answer in answers:
+                    if answer.error is not None:
+                        yield STATUS[answer.error.code], error_body(answer.error.message)
+                    elif answer.outputs:
+                        yield HTTPStatus.OK, encode_generate(answer, request_id=request.request_id)
+        except InferenceError as error:
+            yield STATUS[error.code], error_body(error.message)
+
+    # --- what there is --------------------------------------------------------------------------
+
+    async def _server(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+        return Reply(content=dump(oip_describe.server(server_version())))
+
+    async def _live(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+        return Reply(content=dump({"live": True}))
+
+    async def _ready(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+        is_ready = self._runtime.is_server_ready()
+        return Reply(status=_readiness(is_ready=is_ready), content=dump({"ready": is_ready}))
+
+    async def _model_ready(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+        if self._runtime.is_ready(found.model, found.version):
+            return Reply(content=dump({"name": found.model, "ready": True}))
+        return error_reply(HTTPStatus.SERVICE_UNAVAILABLE, "Model version not ready")
+
+    async def _metadata(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+        return Reply(content=dump(oip_describe.metadata(self._runtime.model_metadata(found.model, found.version))))
+
+    async def _config(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+        return Reply(content=dump(oip_describe.config(self._runtime.model_config(found.model, found.version))))
+
+    async def _stats(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+        return Reply(content=dump(oip_describe.statistics(self._runtime.statistics(found.model, found.version))))
+
+    async def _metrics(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+        page = render(self._runtime.statistics(), self._runtime.custom_metrics.families())
+        return Reply(content=page.encode(), content_type=CONTENT_TYPE)
+
+    async def _no_regions(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+        return Reply(content=b"[]")
+
+    async def _not_offered(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+        raise InferenceError(ErrorCode.UNSUPPORTED, _NOT_OFFERED)
+
+    # --- model control --------------------------------------------------------------------------
+
+    async def _index(self, _found: Route, head: Head, receive: Receive) -> Reply:
+        document = await self._document(head, receive)
+        ready_only = document.get("ready", False)
+        if not isinstance(ready_only, bool):
+            raise invalid("Unable to parse 'ready': must be true or false")
+        return Reply(content=dump(oip_describe.index(self._runtime.index(ready_only=ready_only))))
+
+    async def _load(self, found: Route, head: Head, receive: Receive) -> Reply:
+        config, files = _load_parameters(found.model, await self._document(head, receive))
+        await self._runtime.load(found.model, config=config, files=files or None)
+        return Reply()
+
+    async def _unload(self, found: Route, head: Head, receive: Receive) -> Reply:
+        parameters = _object(await self._document(head, receive), "parameters")
+        with_dependents = parameters.get("unload_dependents", False)
+        if not isinstance(with_dependents, bool):
+            raise invalid("Unable to parse 'unload_dependents': must be true or false")
+        await self._runtime.unload(found.model, unload_dependents=with_dependents)
+        return Reply()
+
+    async def _document(self, head: Head, receive: Receive) -> dict[str, Any]:
+        """The body of a call that needs none."""
+        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+        return parse(body) if body.strip() else {}
+
+
+def _infer_reply(body: Body) -> Reply:
+    if body.json_length is None:
+        return Reply(content=body.content)
+    return Reply(
+        content=body.content,
+        content_type=BINARY_TYPE,
+        headers=((b"inference-header-content-length", b"%d" % body.json_length),),
+    )
+
+
+def _readiness(*, is_ready: bool) -> HTTPStatus:
+    """Triton answers 400 where it is not ready; 503 is what load balancers and other servers of the protocol know."""
+    return HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def _load_parameters(model: str, document: dict[str, Any]) -> tuple[str | None, dict[str, bytes]]:
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    with refusing():
+        check_model_name(model)
+        for name, value in _object(document, "parameters").items():
+            if not isinstance(value, str):
+                raise Malformed(f"parameter '{name:.100}' must be a string")
+            if name == "config":
+                config = value
+            elif name.startswith("file:"):
+                path = name.removeprefix("file:")
+                check_load_file(path)
+                files[path] = _from_base64(name, value)
+            else:
+                raise Malformed(f"unrecognized load parameter '{name:.100}'")
+    return config, files
+
+
+def _from_base64(name: str, value: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise Malformed(f"parameter '{name:.100}' is not base64: {error}") from error
+
+
+def _object(document: dict[str, Any], member: str) -> dict[str, Any]:
+    value = document.get(member, {})
+    if not isinstance(value, dict):
+        raise invalid(f"Unable to parse '{member}': must be an object")
+    return value

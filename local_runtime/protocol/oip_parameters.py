@@ -1,0 +1,81 @@
+"""What the parameters of a request mean, the same over gRPC and HTTP. Pure.
+
+Triton's reserved names: `protocol/extension_sequence.md`, `extension_schedule_policy.md`, `extension_parameters.md`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from local_runtime.protocol.oip_tensors import Malformed
+
+FINAL_RESPONSE = "triton_final_response"
+WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
+
+_RESERVED = frozenset({"headers", "binary_data_output"})
+_RESERVED_PREFIX = "triton_"
+_MAX_UINT64 = 2**64 - 1
+_NUMBER_FIELDS = {"priority": "priority", "timeout": "queue_timeout_us"}
+_FLAG_FIELDS = ("sequence_start", "sequence_end")
+
+
+def request_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `InferRequest` by name: priority, timeout, sequence, and the caller's own parameters.
+
+    Reserved names that mean nothing to the runtime are left out. Raises Malformed naming the parameter.
+    """
+    if not parameters:
+        return {}
+    fields: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name == "sequence_id":
+            fields[name] = _sequence_id(value)
+        elif name in _NUMBER_FIELDS:
+            fields[_NUMBER_FIELDS[name]] = _unsigned(name, value)
+        elif name in _FLAG_FIELDS:
+            fields[name] = flag(name, value)
+        elif name not in _RESERVED and not name.startswith(_RESERVED_PREFIX):
+            own[name] = _own(name, value)
+    if own:
+        fields["parameters"] = own
+    return fields
+
+
+def flag(name: str, value: Any) -> bool:
+    """A parameter that is true or false; Malformed otherwise."""
+    if not isinstance(value, bool):
+        raise Malformed(f"parameter '{name}' must be true or false, not {value!r:.40}")
+    return value
+
+
+def _unsigned(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_UINT64:
+        raise Malformed(f"parameter '{name}' must be an unsigned 64-bit integer, not {value!r:.40}")
+    return value
+
+
+def _sequence_id(value: Any) -> int | str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_UINT64:
+        raise Malformed(f"parameter 'sequence_id' must be an unsigned 64-bit integer or a string, not {value!r:.40}")
+    return value
+
+
+def _own(name: str, value: Any) -> str | int | float | bool:
+    if not isinstance(value, (str, int, float)):
+        raise Malformed(f"parameter '{name}' must be a string, a number or a boolean")
+    return value
+
+
+def check_model_name(name: str) -> None:
+    """Raise Malformed for a name that could not be a folder of the repository."""
+    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise Malformed(f"model name {name!r:.100} must not be empty or hold path separators")
+
+
+def check_load_file(path: str) -> None:
+    """Raise Malformed for the path of a file given with a load request that is not `<version>/<path>` inside it."""
+    parts = path.split("/")
+    if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise Malformed(f"parameter 'file:{path:.100}' must name a file below the model's folder")

@@ -1,0 +1,105 @@
+"""`ModelStreamInfer`: many requests on one call, answered as answers come."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterable
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from local_runtime.errors import ErrorCode, InferenceError
+from local_runtime.messages import InferAnswer
+from local_runtime.protocol.answering import INTERNAL_TEXT, with_classes
+from local_runtime.protocol.oip_codec import Decoded, decode_request, encode_answer, encode_stream_error
+from local_runtime.runtime import LocalRuntime
+
+_log = logging.getLogger(__name__)
+_ERROR_AS_STATUS = ("triton_grpc_error", "true")
+
+
+async def serve_stream(
+    runtime: LocalRuntime, requests: AsyncIterable[Any], context: Any, *, readers: set[asyncio.Task[None]]
+) -> InferenceError | None:
+    """Answer one stream until the client closes its side and has its answers; the error to end the call with, if any.
+
+    Requests reach the runtime in the order in which they came. The answers of one request keep their order; those of
+    different requests mix. Cancelling the call cancels whatever is in flight. `readers` holds the task that takes
+    requests, while it runs: cancelling that one lets the rest finish, and ends the call with UNAVAILABLE.
+    """
+    stream = _Stream(runtime, context)
+    failed: InferenceError | None = None
+    reader: asyncio.Task[None] | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(stream.read(requests, group))
+            readers.add(reader)
+            reader.add_done_callback(readers.discard)
+    except* InferenceError as errors:
+        # Only where the client wants errors as the call's status; the first one has ended all others.
+        failed = _first(errors)
+    if failed is None and reader is not None and reader.cancelled():
+        return InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, this stream takes no more requests")
+    return failed
+
+
+class _Stream:
+    """One call: writes one message at a time, which also holds back a model that answers faster than it is read."""
+
+    def __init__(self, runtime: LocalRuntime, context: Any) -> None:
+        self._runtime = runtime
+        self._context = context
+        self._writing = asyncio.Lock()
+        metadata = context.invocation_metadata() or ()
+        self._raises = any((str(key), str(value).lower()) == _ERROR_AS_STATUS for key, value in metadata)
+
+    async def read(self, requests: AsyncIterable[Any], group: asyncio.TaskGroup) -> None:
+        """Take requests and start answering each."""
+        async for message in requests:
+            remaining_s = self._context.time_remaining()
+            timeout_us = None if remaining_s is None else int(remaining_s * 1_000_000)
+            try:
+                asked = decode_request(message, timeout_us=timeout_us)
+            except InferenceError as error:
+                await self._fail(error, message.id)
+                continue
+            group.create_task(self._answer(asked))  # tasks begin in the order in which they are made
+
+    async def _answer(self, asked: Decoded) -> None:
+        request_id = asked.request.request_id
+        try:
+            async with contextlib.aclosing(self._runtime.stream(asked.request)) as answers:
+                async for answer in answers:
+                    await self._send(answer, asked)
+        except InferenceError as error:
+            await self._fail(error, request_id)
+        except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
+            _log.exception("a request failed in the gRPC server")
+            await self._fail(InferenceError(ErrorCode.INTERNAL, INTERNAL_TEXT), request_id)
+
+    async def _send(self, answer: InferAnswer, asked: Decoded) -> None:
+        request_id = asked.request.request_id
+        if answer.error is not None:
+            await self._fail(answer.error, request_id)
+            if not (answer.is_final and asked.wants_empty_final):
+                return
+        is_empty = answer.is_final and not answer.outputs
+        if is_empty and not asked.wants_empty_final:
+            return
+        shown = with_classes(self._runtime, answer, asked.classes)
+        response = encode_answer(shown, request_id=request_id, is_final=answer.is_final)
+        await self._write(service_pb2.ModelStreamInferResponse(infer_response=response))
+
+    async def _fail(self, error: InferenceError, request_id: str) -> None:
+        if self._raises:
+            raise error
+        await self._write(encode_stream_error(error, request_id=request_id))
+
+    async def _write(self, message: Any) -> None:
+        async with self._writing:
+            await self._context.write(message)
+
+
+def _first(errors: BaseExceptionGroup[InferenceError]) -> InferenceError:
+    first = errors.exceptions[0]
+    return first if isinstance(first, InferenceError) else _first(first)

@@ -1,0 +1,91 @@
+"""Tensors as bytes, the same over gRPC and HTTP. Pure.
+
+Binary form: little-endian values in row order; BYTES elements as a 4-byte little-endian length and the bytes
+(Triton's binary tensor data extension, `protocol/extension_binary_data.md`).
+"""
+
+import contextlib
+import math
+import struct
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from local_runtime.errors import invalid
+from local_runtime.messages import Array
+from local_runtime.repository.model_config import NUMPY_TYPES
+
+
+class Malformed(Exception):
+    """A request does not hold what it says it holds; the text names the field. The caller's fault."""
+
+
+@contextlib.contextmanager
+def refusing() -> Generator[None, None, None]:
+    """What is malformed within is an INVALID_ARG without."""
+    try:
+        yield
+    except Malformed as error:
+        raise invalid(str(error)) from error
+
+
+def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
+    """Raise Malformed for a datatype that does not exist or a dimension below 0."""
+    if datatype not in NUMPY_TYPES:
+        raise Malformed(f"invalid datatype for input '{name}': '{datatype}'")
+    if shape and min(shape) < 0:
+        raise Malformed(f"invalid shape for input '{name}': {list(shape)}")
+
+
+def shaped(name: str, array: Array, shape: Sequence[int]) -> Array:
+    """The same values in another shape; Malformed if they are not as many, or numpy cannot address the shape."""
+    expected = math.prod(shape)  # of any size: Python's integers do not overflow
+    if array.size != expected:
+        what = "string elements" if array.dtype.kind == "O" else "elements"
+        raise Malformed(f"unexpected number of {what} {array.size} for inference input '{name}', expecting {expected}")
+    try:
+        return array.reshape(tuple(shape))
+    except (ValueError, OverflowError) as error:  # dimensions beyond what numpy can address, or too many of them
+        raise Malformed(f"invalid shape for input '{name}': {list(shape)}") from error
+
+
+def from_bytes(name: str, datatype: str, shape: Sequence[int], *, raw: "bytes | memoryview", model: str) -> Array:
+    """A tensor from its binary form: a read-only view of `raw`, except for BYTES. Raises Malformed."""
+    check_tensor(name, datatype, shape)
+    if datatype == "BYTES":
+        return shaped(name, _elements(name, bytes(raw)), shape)
+    dtype: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
+    expected = math.prod(shape) * dtype.itemsize
+    if len(raw) != expected:
+        raise Malformed(
+            f"input byte size mismatch for input '{name}' for model '{model}'. Expected {expected}, got {len(raw)}"
+        )
+    return shaped(name, np.frombuffer(raw, dtype=dtype), shape)
+
+
+def to_bytes(array: Array) -> bytes:
+    """The binary form of a tensor."""
+    if array.dtype.kind == "O":
+        return b"".join(struct.pack("<I", len(item)) + item for item in array.reshape(-1))
+    return array.tobytes()
+
+
+def of_objects(items: Sequence[bytes]) -> Array:
+    """A one-dimensional BYTES tensor."""
+    array = np.empty(len(items), dtype=np.object_)
+    array[:] = items
+    return array
+
+
+def _elements(name: str, raw: bytes) -> Array:
+    items: list[bytes] = []
+    at = 0
+    while at < len(raw):
+        start = at + 4
+        end = start + struct.unpack_from("<I", raw, at)[0] if start <= len(raw) else start
+        if end > len(raw):
+            raise Malformed(f"unexpected end of string elements for inference input '{name}'")
+        items.append(raw[start:end])
+        at = end
+    return of_objects(items)

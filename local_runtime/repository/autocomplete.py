@@ -1,0 +1,227 @@
+"""What a `config.pbtxt` leaves out, as far as the model's own file tells it. Blocking; imports what reads the file.
+
+- ONNX files and `torch.export` files (`model.pt2`) tell names or order, datatypes and shapes of all tensors.
+- TorchScript keeps only the number and names of its tensors when it is saved, whether traced or scripted. Such a
+  file is completed from a `config.pbtxt` saved inside it: `torch.jit.save(module, file, _extra_files={"config.pbtxt":
+  text})`.
+- Python models tell nothing.
+
+As in Triton (onnxruntime_backend `src/onnxruntime.cc`), a model whose tensors all have a free first dimension
+batches up to 4 rows dynamically unless its config says otherwise.
+"""
+
+import dataclasses
+import importlib
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2
+
+from local_runtime.errors import ModelLoadError
+from local_runtime.repository import parsing
+from local_runtime.repository.model_config import Backend
+
+# Files that may lie in a version folder, and the backend that each belongs to; the first that is there counts.
+MODEL_FILES: Mapping[str, Backend] = MappingProxyType(
+    {
+        "model.onnx": Backend.ONNXRUNTIME,
+        "model.pt": Backend.PYTORCH,
+        "model.pt2": Backend.PYTORCH,
+        "model.py": Backend.PYTHON,
+    }
+)
+_DEFAULT_MAX_BATCH_SIZE = 4  # Triton's --backend-config=default-max-batch-size
+_EMBEDDED = "config.pbtxt"
+_ONNX_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "bool": "TYPE_BOOL",
+        "uint8": "TYPE_UINT8",
+        "uint16": "TYPE_UINT16",
+        "uint32": "TYPE_UINT32",
+        "uint64": "TYPE_UINT64",
+        "int8": "TYPE_INT8",
+        "int16": "TYPE_INT16",
+        "int32": "TYPE_INT32",
+        "int64": "TYPE_INT64",
+        "float16": "TYPE_FP16",
+        "float": "TYPE_FP32",
+        "double": "TYPE_FP64",
+        "string": "TYPE_STRING",
+    }
+)
+_TORCH_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: word for name, word in _ONNX_TYPES.items() if name not in ("float", "double", "string")},
+        "float32": "TYPE_FP32",
+        "float64": "TYPE_FP64",
+        "bfloat16": "TYPE_BF16",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """A tensor as the file tells it: full shape with -1 for free dimensions, `datatype` in config.pbtxt's words."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Signature:
+    inputs: Sequence[_Tensor]
+    outputs: Sequence[_Tensor]
+
+
+def completed(message: Any, version_folder: Path) -> Any:
+    """The `ModelConfig` message (a copy) with backend, file name, inputs and outputs filled in where they lack.
+
+    Raises ModelLoadError where inputs or outputs lack and the model's file does not tell them.
+    """
+    own = model_config_pb2.ModelConfig()
+    own.CopyFrom(message)
+    _complete_backend(own, version_folder)
+    backend = parsing.backend_of(own)
+    if (own.input and own.output) or backend not in (Backend.PYTORCH, Backend.ONNXRUNTIME, Backend.PYTHON):
+        return own
+    file = version_folder / (own.default_model_filename or _default_file(backend))
+    if not file.exists():
+        return own  # what is wrong then is not the config
+    where = f"{version_folder.parent.name}/{version_folder.name}/{file.name}"
+    if backend is Backend.PYTHON:
+        raise ModelLoadError(f"{where} does not tell its inputs and outputs: a config.pbtxt must")
+    if backend is Backend.ONNXRUNTIME:
+        _fill(own, _onnx_signature(file, where), where)
+    elif file.suffix == ".pt2":
+        _fill(own, _exported_signature(file, where), where)
+    else:
+        _fill_from_torchscript(own, file, where)
+    return own
+
+
+def _default_file(backend: Backend) -> str:
+    return next(name for name, owner in MODEL_FILES.items() if owner is backend)
+
+
+def _complete_backend(message: Any, version_folder: Path) -> None:
+    there = [name for name in MODEL_FILES if (version_folder / name).exists()]
+    named = message.default_model_filename
+    backend = parsing.backend_of(message)
+    if backend is None:
+        backend = MODEL_FILES.get(named or next(iter(there), ""))
+        message.backend = backend or ""
+    if backend is Backend.PYTORCH and not named and "model.pt" not in there and "model.pt2" in there:
+        message.default_model_filename = "model.pt2"
+
+
+def _fill(message: Any, signature: _Signature, where: str) -> None:
+    can_batch = all(tensor.shape[:1] == (-1,) for tensor in (*signature.inputs, *signature.outputs))
+    if message.max_batch_size > 0 and not can_batch:
+        raise ModelLoadError(f"{where} does not support batching while non-zero max_batch_size is specified")
+    if can_batch and not message.input and not message.output and message.max_batch_size == 0:
+        message.max_batch_size = _DEFAULT_MAX_BATCH_SIZE
+    if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
+        message.dynamic_batching.SetInParent()
+    for tensors, field in ((signature.inputs, message.input), (signature.outputs, message.output)):
+        if not field:
+            for tensor in tensors:
+                _add(field, tensor, is_batched=message.max_batch_size > 0)
+
+
+def _add(field: Any, tensor: _Tensor, *, is_batched: bool) -> None:
+    added = field.add(name=tensor.name, data_type=tensor.datatype)
+    dims = tensor.shape[1:] if is_batched else tensor.shape
+    added.dims.extend(dims or (1,))
+    if not dims:
+        added.reshape.SetInParent()
+
+
+def _onnx_signature(file: Path, where: str) -> _Signature:
+    try:
+        onnxruntime: Any = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise ModelLoadError(f"{where} cannot complete its config: onnxruntime is not installed") from error
+    try:
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exception classes share no base but this one
+        raise ModelLoadError(f"failed to read {where}: {error}") from error
+    return _Signature(
+        inputs=[_onnx_tensor(tensor, where) for tensor in session.get_inputs()],
+        outputs=[_onnx_tensor(tensor, where) for tensor in session.get_outputs()],
+    )
+
+
+def _onnx_tensor(tensor: Any, where: str) -> _Tensor:
+    """`type` is written like `tensor(float)`; a dimension is a number, a symbol or None."""
+    datatype = _ONNX_TYPES.get(tensor.type.removeprefix("tensor(").removesuffix(")"))
+    if datatype is None:
+        raise ModelLoadError(f"{where}: '{tensor.name}' is a {tensor.type}, which no config can describe")
+    shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in tensor.shape)
+    return _Tensor(name=tensor.name, datatype=datatype, shape=shape)
+
+
+def _exported_signature(file: Path, where: str) -> _Signature:
+    torch: Any = importlib.import_module("torch")
+    try:
+        program = torch.export.load(str(file))
+    except Exception as error:  # whatever is wrong in a foreign file, it is the reason why it cannot be served
+        raise ModelLoadError(f"failed to read {where}: {error}") from error
+    made = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    return _Signature(
+        inputs=_exported_tensors("INPUT", [made.get(name) for name in signature.user_inputs], where),
+        outputs=_exported_tensors("OUTPUT", [made.get(name) for name in signature.user_outputs], where),
+    )
+
+
+def _exported_tensors(prefix: str, values: Sequence[Any], where: str) -> list[_Tensor]:
+    """In the order of `forward`, under the names that Triton gives to a PyTorch model's tensors."""
+    tensors: list[_Tensor] = []
+    for position, value in enumerate(values):
+        name = f"{prefix}__{position}"
+        datatype = _TORCH_TYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+        if datatype is None:
+            raise ModelLoadError(f"{where}: {name} is not a tensor that a config can describe")
+        shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
+        tensors.append(_Tensor(name=name, datatype=datatype, shape=shape))
+    return tensors
+
+
+def _fill_from_torchscript(message: Any, file: Path, where: str) -> None:
+    """From the config inside the file: what lacks of inputs and outputs; what the message lacks if it has neither."""
+    torch: Any = importlib.import_module("torch")
+    extra = {_EMBEDDED: ""}
+    try:
+        with warnings.catch_warnings():
+            # Newer versions of torch advise against TorchScript; it is what lies in the repository.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = torch.jit.load(str(file), map_location="cpu", _extra_files=extra)
+    except (RuntimeError, ValueError) as error:
+        raise ModelLoadError(f"failed to read {where}: {error}") from error
+    if not extra[_EMBEDDED]:
+        raise ModelLoadError(_what_torchscript_lacks(module, where))
+    text = extra[_EMBEDDED]
+    embedded = parsing.read_text(text.decode() if isinstance(text, bytes) else text, folder_name=where)
+    embedded.ClearField("name")  # the file may have been copied
+    if not message.input and not message.output:
+        for field, _ in message.ListFields():
+            embedded.ClearField(field.name)
+        message.MergeFrom(embedded)
+        return
+    for field, found in ((message.input, embedded.input), (message.output, embedded.output)):
+        if not field:
+            field.extend(found)
+
+
+def _what_torchscript_lacks(module: Any, where: str) -> str:
+    schema = module.forward.schema
+    names = [argument.name for argument in itertools.islice(schema.arguments, 1, None)]
+    return (
+        f"{where} takes {len(names)} inputs ({', '.join(names)}), but TorchScript does not keep their datatypes and "
+        "shapes: write a config.pbtxt, or save one inside the file (_extra_files of torch.jit.save)"
+    )
