@@ -201,7 +201,7 @@ async def _shared_runtime(
     models = (part for name in local.models or () for part in ("--model", name))
     command = (
         *(sys.executable, "-m", "local_runtime", "serve", "--repository", str(local.repository)),
-        *("--grpc", f"unix:{path}", "--until-stdin-closes", *models),
+        *("--http", "none", "--grpc", f"unix:{path}", "--until-stdin-closes", *models),
     )
     child = Child(name="local runtime", command=command, environment=environment, metrics=folder)
     stop_runtime = asyncio.Event()

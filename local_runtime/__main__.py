@@ -34,9 +34,12 @@ _MAX_INPUT_BYTES = 64 * 1024 * 1024  # Triton's default
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.command == "bench":
         return bench.run(options)
+    if options.http is None and options.grpc == _NONE:
+        parser.error("--http none and --grpc none leave nothing to serve")
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

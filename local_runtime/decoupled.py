@@ -6,7 +6,7 @@ from typing import Any
 
 from local_runtime.errors import InferenceError, deadline_passed, decoupled_needs_stream, too_slow
 from local_runtime.loader import ServedModel, monotonic_us
-from local_runtime.messages import InferAnswer, InferRequest, Tensors
+from local_runtime.messages import Annotated, InferAnswer, InferRequest, Tensors
 
 # Answers of one decoupled request that its caller has not taken yet. A model that makes more is not held up by one
 # slow caller: that caller's stream ends.
@@ -46,18 +46,20 @@ class DecoupledCall:
             self._checked.cancellation.is_cancelled = True
             execution.cancel()
 
-    def _respond(self, outcome: Tensors | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a callback's shape: `Respond`
+    def _respond(self, outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a callback's shape: `Respond`
         """From any thread: one answer of the model."""
         self._loop.call_soon_threadsafe(self._take, outcome, is_final)
 
-    def _take(self, outcome: Tensors | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - as above
+    def _take(self, outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - as above
         if self._checked.cancellation.is_cancelled:
             return
-        error, outputs = (outcome, {}) if isinstance(outcome, InferenceError) else (None, outcome or {})
+        error = outcome if isinstance(outcome, InferenceError) else None
+        annotated = _annotated(outcome)
         answer = InferAnswer(
             model=self._served.config.name,
             version=self._served.version,
-            outputs=outputs,
+            outputs=annotated.outputs,
+            parameters=annotated.parameters,
             queue_us=0,
             compute_us=0,
             batch_size=self._checked.rows,
@@ -71,3 +73,9 @@ class DecoupledCall:
         error = None if execution.cancelled() else execution.exception()
         if isinstance(error, InferenceError):
             self._take(error, is_final=True)
+
+
+def _annotated(outcome: Tensors | Annotated | InferenceError | None) -> Annotated:
+    if isinstance(outcome, Annotated):
+        return outcome
+    return Annotated(outputs={} if outcome is None or isinstance(outcome, InferenceError) else outcome, parameters={})

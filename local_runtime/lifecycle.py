@@ -6,6 +6,7 @@ when its requests have ended. What cannot be loaded changes nothing but the inde
 
 import asyncio
 import dataclasses
+import functools
 import logging
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from local_runtime.errors import (
     unknown_version,
     version_not_a_number,
 )
+from local_runtime.executors.model_files import python_auto_complete
 from local_runtime.loader import LoadOptions, ServedModel, load_version, thread_share
 from local_runtime.messages import ModelControl, ModelState, ModelStatus
 from local_runtime.repository import reader
@@ -31,6 +33,8 @@ from local_runtime.repository.reader import ModelSource, NoServedVersion, Unread
 from local_runtime.scheduling import ensemble
 
 _log = logging.getLogger(__name__)
+_read = functools.partial(reader.read, complete_python=python_auto_complete)
+_read_model = functools.partial(reader.read_model, complete_python=python_auto_complete)
 _UNLOADED = "unloaded"  # Triton's reason for a version that was served once
 
 
@@ -84,7 +88,7 @@ class ModelTable:
 
         Raises ModelLoadError only if there is no such repository: what is wrong with a model is told by the index.
         """
-        found = await asyncio.to_thread(reader.read, self._repository, names)
+        found = await asyncio.to_thread(_read, self._repository, names)
         sources = [entry for entry in found.values() if isinstance(entry, ModelSource)]
         for entry in found.values():
             if isinstance(entry, Unreadable):
@@ -151,9 +155,7 @@ class ModelTable:
         """
         self._refuse_control()
         try:
-            source = await asyncio.to_thread(
-                reader.read_model, self._repository, model, config_json=config, files=files
-            )
+            source = await asyncio.to_thread(_read_model, self._repository, model, config_json=config, files=files)
             inner = await asyncio.to_thread(self._inner_sources, source)
         except ModelLoadError as error:
             _log.error("failed to load model", extra={"model": model, "reason": str(error)})
@@ -213,7 +215,7 @@ class ModelTable:
     async def _follow(self, name: str, fingerprint: Hashable) -> None:
         """Poll: the model is new or has changed."""
         try:
-            source = await asyncio.to_thread(reader.read_model, self._repository, name)
+            source = await asyncio.to_thread(_read_model, self._repository, name)
             await self._place(source)
         except (ModelLoadError, InferenceError) as error:
             _log.error("failed to load model", extra={"model": name, "reason": str(error)})
@@ -229,7 +231,7 @@ class ModelTable:
         missing = [name for name in names if not (name in self._models and self._models[name].versions)]
         if not missing:
             return []
-        found = reader.read(self._repository, missing)
+        found = _read(self._repository, missing)
         for entry in found.values():
             if isinstance(entry, Unreadable):
                 raise ModelLoadError(f"ensemble '{source.config.name}' needs '{entry.name}': {entry.reason}")

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from local_runtime.errors import InferenceError, ModelLoadError
@@ -19,6 +19,7 @@ from local_runtime.executors.warmup import warmup_batches
 from local_runtime.messages import BatchExecuted
 from local_runtime.repository.completion import Placement, completed, place
 from local_runtime.repository.initial_state import initial_states
+from local_runtime.repository.labels import read_labels
 from local_runtime.repository.model_config import Backend, InstanceKind, ModelConfig, OldestStrategy
 from local_runtime.repository.reader import ModelSource
 from local_runtime.scheduling.adaptive import AdaptiveSizing
@@ -54,6 +55,8 @@ def monotonic_us() -> int:
 class ServedModel:
     """One loaded version of a model. An ensemble has neither scheduler nor instances.
 
+    `labels` are names of classes, by output; whoever loads it sets them.
+
     Args:
         number: no other loaded version of any model in this process has it.
         config: the checked configuration.
@@ -67,7 +70,7 @@ class ServedModel:
 
     _numbers = itertools.count(1)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what was loaded, all of it
         self,
         *,
         config: ModelConfig,
@@ -86,6 +89,7 @@ class ServedModel:
         self.scheduler = scheduler
         self.instances = instances
         self.load_us = load_us
+        self.labels: Mapping[str, tuple[str, ...]] = {}
         self.checker = RequestChecker(config)
         self._in_flight = 0
         self._drained = asyncio.Event()
@@ -128,8 +132,11 @@ async def load_version(source: ModelSource, version: str, *, threads: int, optio
     config = source.config
     began_us = monotonic_us()
     stats = StatsRecorder(name=config.name, version=version)
+    labels = await asyncio.to_thread(read_labels, config, source.folder)
     if config.backend is Backend.ENSEMBLE:
-        return ServedModel(config=config, version=version, message=completed(config, ()), stats=stats)
+        served = ServedModel(config=config, version=version, message=completed(config, ()), stats=stats)
+        served.labels = labels
+        return served
     states = await asyncio.to_thread(initial_states, source.config, source.folder)
     devices = await asyncio.to_thread(_cuda_devices) if _may_use_gpu(config) else 0
     placements = place(config, cuda_devices=devices)
@@ -156,7 +163,7 @@ async def load_version(source: ModelSource, version: str, *, threads: int, optio
         if config.sequence_batching
         else None,
     )
-    return ServedModel(
+    served = ServedModel(
         config=config,
         version=version,
         message=completed(config, placements),
@@ -165,6 +172,8 @@ async def load_version(source: ModelSource, version: str, *, threads: int, optio
         instances=instances,
         load_us=monotonic_us() - began_us,
     )
+    served.labels = labels
+    return served
 
 
 def thread_share(configs: Iterable[ModelConfig], *, threads: int | None) -> int:

@@ -51,6 +51,14 @@ class InferRequest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Annotated:
+    """Outputs with parameters that a Python model gave its response."""
+
+    outputs: Tensors
+    parameters: Parameters
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InferAnswer:
     """The outputs of one request and how it was served: its only answer, or one of a decoupled model's many.
 

@@ -209,6 +209,10 @@ class LocalRuntime:
         """The completed `ModelConfig` protobuf message of a served model; NOT_FOUND if it is not served."""
         return self._models.find(model, version).message
 
+    def labels(self, model: str, version: str, output: str) -> tuple[str, ...]:
+        """Names of an output's classes (its `label_filename`), none if it has no such file; NOT_FOUND as above."""
+        return self._models.find(model, version).labels.get(output, ())
+
     def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
         """Counters of every served version, of one model's, or of one; NOT_FOUND if that is not served."""
         if version:
@@ -276,6 +280,7 @@ class LocalRuntime:
             model=served.config.name,
             version=served.version,
             outputs=answered.outputs,
+            parameters=answered.parameters,
             queue_us=answered.queue_us,
             compute_us=answered.compute_us,
             batch_size=answered.batch_size,

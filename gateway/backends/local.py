@@ -1,12 +1,16 @@
 """The in-process PyTorch runtime as a backend: the only file of the gateway that imports `local_runtime`."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+import ml_dtypes
+import numpy as np
+
 from gateway.backends.triton_faults import fault_of, wrong_names
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.tensors import Array, from_numpy, to_numpy
+from gateway.core.tensors import BF16, Array, check, from_numpy, to_numpy
 from gateway.core.types import BackendCall, BackendEvent, Tensor, TensorPayload, Tensors
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest
@@ -68,7 +72,10 @@ class LocalBackend:
 
     async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
         """Executions so far by model and batch size in rows."""
-        return {stats.name: stats.batch_sizes for stats in self._runtime.statistics()}
+        counts: dict[str, Counter[int]] = {}
+        for stats in self._runtime.statistics():
+            counts.setdefault(stats.name, Counter()).update(stats.batch_sizes)  # over the versions that are served
+        return counts
 
     async def close(self) -> None:
         """Finish accepted work within the runtime's grace time, then stop it."""
@@ -76,16 +83,28 @@ class LocalBackend:
 
 
 def _arrays(tensors: tuple[Tensor, ...]) -> dict[str, Array]:
-    """The inputs as arrays; what has no numpy form is refused in the caller's name."""
+    """The inputs as arrays; what does not hold what it says is refused in the caller's name."""
     arrays: dict[str, Array] = {}
     for tensor in tensors:
-        if tensor.datatype == "BF16":
-            raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="BF16 has no form in the local runtime"))
         try:
-            arrays[tensor.name] = to_numpy(tensor)
+            arrays[tensor.name] = _array(tensor)
         except ValueError as error:
             raise BackendError(Fault(kind=FaultKind.REFUSED_INPUT, message=str(error))) from error
     return arrays
+
+
+def _array(tensor: Tensor) -> Array:
+    """The tensor as an array; plain numpy has no BF16, the package that the runtime uses for it does."""
+    if tensor.datatype != BF16:
+        return to_numpy(tensor)
+    check(tensor)
+    return np.frombuffer(tensor.data, dtype=ml_dtypes.bfloat16).reshape(tensor.shape)
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    if array.dtype != ml_dtypes.bfloat16:
+        return from_numpy(name, array)
+    return Tensor(name=name, datatype=BF16, shape=array.shape, data=array.tobytes())
 
 
 def _tensors(answer: InferAnswer, wanted: tuple[str, ...]) -> Tensors:
@@ -93,7 +112,7 @@ def _tensors(answer: InferAnswer, wanted: tuple[str, ...]) -> Tensors:
     if wrong:
         raise BackendError(Fault(kind=FaultKind.BROKEN, message=wrong))
     try:
-        outputs = tuple(from_numpy(name, answer.outputs[name]) for name in wanted or answer.outputs)
+        outputs = tuple(_tensor(name, answer.outputs[name]) for name in wanted or answer.outputs)
     except ValueError as error:
         raise BackendError(Fault(kind=FaultKind.BROKEN, message=str(error))) from error
     return Tensors(

@@ -23,6 +23,7 @@ from local_runtime.messages import InferRequest, ModelControl, TensorMetadata
 from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.runtime import LocalRuntime, RuntimeOptions
 
+_WIDTH = 120
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 _EXAMPLES = """examples:
   python -m local_runtime bench                                  the built-in CNN, about 6 minutes
@@ -90,7 +91,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and report; returns the exit status."""
-    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
+    # A pipe has no width of its own: wide enough that no cell is wrapped.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH, soft_wrap=True, highlight=False)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             results, message = runner.run(_measure(options))
@@ -129,7 +131,7 @@ async def _measure(options: argparse.Namespace) -> tuple[Results, Any]:
         swept = variants.sweep([size for size in sizes if size <= message.max_batch_size] or [1], delays_us)
         copies = Path(temporary) / "variants"
         variants.write(repository / name, message, swept, copies, threads=options.threads)
-        tensors = {spec.name: _tensor(spec, dict(options.shape)) for spec in inputs}
+        tensors = {spec.name: tensor(spec, dict(options.shape)) for spec in inputs}
         requests = {one: InferRequest(model=one.name, inputs=tensors) for one in swept}
         runtime = await LocalRuntime.open(copies)
         try:
@@ -187,7 +189,7 @@ def _only_model(repository: Path) -> str:
     return names[0]
 
 
-def _tensor(spec: TensorMetadata, shapes: dict[str, tuple[int, ...]]) -> "np.ndarray[Any, Any]":
+def tensor(spec: TensorMetadata, shapes: dict[str, tuple[int, ...]]) -> "np.ndarray[Any, Any]":
     """One row: noise for floating-point inputs, ones for others."""
     shape = (1, *shapes.get(spec.name, tuple(max(1, size) for size in spec.shape[1:])))
     if spec.datatype == "BYTES":

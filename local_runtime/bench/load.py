@@ -54,9 +54,13 @@ async def run(runtime: LocalRuntime, request: InferRequest, *, concurrency: int,
             answer = await runtime.infer(request)
             counts.add(began_s, time.perf_counter(), answer.batch_size)
 
-    async with asyncio.TaskGroup() as callers:
-        for _ in range(concurrency):
-            callers.create_task(caller())
+    try:
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(concurrency):
+                callers.create_task(caller())
+    except ExceptionGroup as errors:
+        # The callers do the same thing and fail in the same way: one of them speaks for all.
+        raise errors.exceptions[0] from None
     latencies_s = sorted(counts.latencies_s)
     return Measured(
         qps=len(latencies_s) / (counts.last_s - starts_s),

@@ -1,6 +1,7 @@
 """The two models that the bench can make by itself, as a model repository in a folder."""
 
 import enum
+import warnings
 from pathlib import Path
 
 NAME = "seed"
@@ -45,4 +46,6 @@ def build(builtin: Builtin, repository: Path, *, max_batch_size: int) -> None:
             *(nn.Linear(512, 512), nn.ReLU()),
             nn.Linear(512, 10),
         )
-    torch.jit.script(network.eval()).save(folder / "model.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch advises torch.export
+        torch.jit.script(network.eval()).save(folder / "model.pt")  # type: ignore[no-untyped-call] # torch has no type

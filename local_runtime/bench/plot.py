@@ -102,7 +102,7 @@ def write_png(results: Results, path: Path) -> None:
 def write_html(results: Results, path: Path) -> None:
     """Both pictures, to be looked at closely; opens without a network. Raises PlotUnavailable without plotly."""
     try:
-        from plotly import graph_objects, subplots  # noqa: PLC0415 - slow to import, and optional
+        from plotly import graph_objects, subplots  # type: ignore[import-untyped] # noqa: PLC0415 - slow, optional
     except ImportError as error:
         raise PlotUnavailable(f"no HTML without plotly: pip install plotly ({error})") from error
     figure: Any = subplots.make_subplots(rows=1, cols=2, subplot_titles=(_LATENCY, _sweep_title(results)))

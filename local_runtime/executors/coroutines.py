@@ -30,12 +30,13 @@ class CoroutineThread:
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def close(self, *, timeout_s: float = 5) -> None:
+    def close(self, *, timeout_s: float = 2) -> None:
         """Cancel what still runs and end the thread; one that does not end in time is left behind."""
         if self._loop is None or self._thread is None:
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout_s)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout_s)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._enter()

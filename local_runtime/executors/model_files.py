@@ -39,7 +39,7 @@ def execute_file(file: Path, *, name: str, owner: ModelContext) -> ModuleType:
             raise
         finally:
             sys.path.remove(folder)
-            _adopt_siblings(folder, owner=owner, keep=name)
+            _adopt_siblings(folder, owner=owner)
     return module
 
 
@@ -76,10 +76,14 @@ def _incomplete(model: str, error: Exception) -> ModelLoadError:
     return ModelLoadError(f"failed to auto-complete config of model '{model}': {type(error).__name__}: {error}")
 
 
-def _adopt_siblings(folder: str, *, owner: ModelContext, keep: str) -> None:
-    """Take the modules loaded from that folder out of sys.modules, so that no other model finds them."""
+def _adopt_siblings(folder: str, *, owner: ModelContext) -> None:
+    """Take the modules loaded from that folder out of sys.modules, so that no other model finds them.
+
+    Model files themselves, of this and other instances, are marked already and stay.
+    """
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
-        if name != keep and origin is not None and Path(origin).parent == Path(folder):
+        is_marked = context.MARK in getattr(module, "__dict__", ())
+        if not is_marked and origin is not None and Path(origin).parent == Path(folder):
             module.__dict__[context.MARK] = owner
-            del sys.modules[name]
+            sys.modules.pop(name, None)

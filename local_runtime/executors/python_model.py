@@ -9,8 +9,9 @@ import concurrent.futures
 import functools
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
@@ -23,7 +24,7 @@ from local_runtime.executors.shim.context import ModelContext
 from local_runtime.executors.shim.errors import inference_error
 from local_runtime.executors.shim.requests import ReceivedRequest
 from local_runtime.executors.shim.responses import InferenceResponse
-from local_runtime.messages import Array, Tensors
+from local_runtime.messages import Annotated, Array, Tensors
 from local_runtime.repository.completion import Placement, completed, triton_json
 from local_runtime.repository.model_config import ModelConfig
 from local_runtime.scheduling import collate
@@ -72,23 +73,20 @@ class PythonModel:
             name=f"{placement.name}_asyncio", enter=functools.partial(context.enter, owner)
         )
         self._module = execute_file(file, name=f"triton_model_{placement.name}_v{version}_{id(self)}", owner=owner)
-        model_class = getattr(self._module, "TritonPythonModel", None)
-        if model_class is None:
+        arguments = {
+            "model_config": triton_json(completed(config, placements)),
+            "model_instance_kind": placement.kind.value.removeprefix("KIND_"),
+            "model_instance_name": placement.name,
+            "model_instance_device_id": str(placement.device_id),
+            "model_repository": str(folder),
+            "model_version": version,
+            "model_name": config.name,
+        }
+        try:
+            self._model = _initialized(self._module, arguments)
+        except BaseException:
             forget_file(self._module)
-            raise ModelLoadError(f"{file.name} of model '{config.name}' has no class TritonPythonModel")
-        self._model: Any = model_class()
-        if hasattr(self._model, "initialize"):
-            self._model.initialize(
-                {
-                    "model_config": triton_json(completed(config, placements)),
-                    "model_instance_kind": placement.kind.value.removeprefix("KIND_"),
-                    "model_instance_name": placement.name,
-                    "model_instance_device_id": str(placement.device_id),
-                    "model_repository": str(folder),
-                    "model_version": version,
-                    "model_name": config.name,
-                }
-            )
+            raise
 
     def execute(self, members: Sequence[CheckedRequest]) -> Executed:
         """One outcome per member, DEFERRED for those of a decoupled model. An error response fails only its own."""
@@ -197,16 +195,20 @@ class PythonModel:
             )
         return self._response_outcome(response, member)
 
-    def _response_outcome(self, response: InferenceResponse, member: CheckedRequest) -> Tensors | InferenceError:
+    def _response_outcome(
+        self, response: InferenceResponse, member: CheckedRequest
+    ) -> Tensors | Annotated | InferenceError:
         error = response.error()
         if error is not None:
             return inference_error(error)
         try:
-            return self._checked(response, member)
+            outputs = self._checked(response, member)
         except TypeError as fault:
             return self._failure(str(fault))
         except InferenceError as fault:
             return fault
+        parameters = response.own_parameters()
+        return Annotated(outputs=outputs, parameters=parameters) if parameters else outputs
 
     def _checked(self, response: InferenceResponse, member: CheckedRequest) -> Tensors:
         outputs: dict[str, Array] = {
@@ -235,6 +237,17 @@ class PythonModel:
             ErrorCode.INTERNAL,
             f"Failed to process the request(s) for model '{self._instance_name}', message: {text}",
         )
+
+
+def _initialized(module: ModuleType, arguments: Mapping[str, str]) -> Any:
+    model_class = getattr(module, "TritonPythonModel", None)
+    if model_class is None:
+        file = Path(module.__file__ or "")
+        raise ModelLoadError(f"{file.name} of model '{arguments['model_name']}' has no class TritonPythonModel")
+    model = model_class()
+    if hasattr(model, "initialize"):
+        model.initialize(dict(arguments))
+    return model
 
 
 def _fail(requests: Sequence[ReceivedRequest], error: InferenceError) -> None:

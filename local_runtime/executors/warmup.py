@@ -10,7 +10,7 @@ import numpy as np
 
 from local_runtime.errors import InferenceError, ModelLoadError
 from local_runtime.executors.outcomes import output_specs
-from local_runtime.messages import Array, InferRequest, Tensors
+from local_runtime.messages import Annotated, Array, InferRequest, Tensors
 from local_runtime.repository.initial_state import initial_states
 from local_runtime.repository.model_config import NUMPY_TYPES, ModelConfig, Warmup, WarmupData, WarmupInput
 from local_runtime.scheduling.decisions import Slot
@@ -120,5 +120,5 @@ def _objects(values: Sequence[bytes], shape: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
-def _ignore(outcome: Tensors | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a Respond
+def _ignore(outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a Respond
     """Warm-up needs no answer."""

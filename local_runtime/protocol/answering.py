@@ -36,7 +36,7 @@ def with_classes(runtime: LocalRuntime, answer: InferAnswer, classes: Mapping[st
                 array,
                 count=classes[name],
                 is_batched=is_batched,
-                labels=(),
+                labels=runtime.labels(answer.model, answer.version, name),
             )
             if name in classes
             else array

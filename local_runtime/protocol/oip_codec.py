@@ -14,8 +14,6 @@ from local_runtime.protocol import oip_describe
 from local_runtime.protocol.oip_parameters import (
     FINAL_RESPONSE,
     WANTS_EMPTY_FINAL,
-    check_load_file,
-    check_model_name,
     flag,
     request_fields,
 )
@@ -97,14 +95,11 @@ def decode_load(message: Any) -> LoadRequest:
     config: str | None = None
     files: dict[str, bytes] = {}
     with refusing():
-        check_model_name(message.model_name)
         for name, parameter in message.parameters.items():
             if name == "config":
                 config = _chosen(name, parameter, "string_param")
             elif name.startswith("file:"):
-                path = name.removeprefix("file:")
-                check_load_file(path)
-                files[path] = _chosen(name, parameter, "bytes_param")
+                files[name.removeprefix("file:")] = _chosen(name, parameter, "bytes_param")
             else:
                 raise Malformed(f"unrecognized load parameter '{name:.100}'")
     return LoadRequest(model=message.model_name, config=config, files=files)
@@ -137,11 +132,13 @@ def encode_answer(answer: InferAnswer, *, request_id: str, is_final: bool | None
     return message
 
 
-def encode_stream_error(error: InferenceError, *, request_id: str) -> Any:
-    """An error as a `ModelStreamInferResponse`, which says whose it is."""
-    return service_pb2.ModelStreamInferResponse(
+def encode_stream_error(error: InferenceError, *, request_id: str, is_final: bool) -> Any:
+    """An error as a `ModelStreamInferResponse`, which says whose it is and whether it is the last answer."""
+    message = service_pb2.ModelStreamInferResponse(
         error_message=error.message, infer_response=service_pb2.ModelInferResponse(id=request_id)
     )
+    message.infer_response.parameters[FINAL_RESPONSE].bool_param = is_final
+    return message
 
 
 def encode_metadata(metadata: ModelMetadata) -> Any:

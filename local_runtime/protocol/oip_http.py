@@ -47,7 +47,6 @@ from local_runtime.protocol.oip_json import (
     error_body,
     parse,
 )
-from local_runtime.protocol.oip_parameters import check_load_file, check_model_name
 from local_runtime.protocol.oip_tensors import Malformed, refusing
 from local_runtime.runtime import LocalRuntime
 
@@ -217,15 +216,15 @@ class HttpApp:
         return Reply(content=dump(oip_describe.server(server_version())))
 
     async def _live(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
-        return Reply(content=dump({"live": True}))
+        return Reply()  # no body, as in Triton: its aio client never reads one, and would lose the connection
 
     async def _ready(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
-        is_ready = self._runtime.is_server_ready()
-        return Reply(status=_readiness(is_ready=is_ready), content=dump({"ready": is_ready}))
+        """Where it is not ready, Triton answers 400; 503 is what load balancers and other such servers know."""
+        return Reply(status=HTTPStatus.OK if self._runtime.is_server_ready() else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _model_ready(self, found: Route, _head: Head, _receive: Receive) -> Reply:
         if self._runtime.is_ready(found.model, found.version):
-            return Reply(content=dump({"name": found.model, "ready": True}))
+            return Reply()
         return error_reply(HTTPStatus.SERVICE_UNAVAILABLE, "Model version not ready")
 
     async def _metadata(self, found: Route, _head: Head, _receive: Receive) -> Reply:
@@ -257,7 +256,7 @@ class HttpApp:
         return Reply(content=dump(oip_describe.index(self._runtime.index(ready_only=ready_only))))
 
     async def _load(self, found: Route, head: Head, receive: Receive) -> Reply:
-        config, files = _load_parameters(found.model, await self._document(head, receive))
+        config, files = _load_parameters(await self._document(head, receive))
         await self._runtime.load(found.model, config=config, files=files or None)
         return Reply()
 
@@ -285,25 +284,17 @@ def _infer_reply(body: Body) -> Reply:
     )
 
 
-def _readiness(*, is_ready: bool) -> HTTPStatus:
-    """Triton answers 400 where it is not ready; 503 is what load balancers and other servers of the protocol know."""
-    return HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-
-
-def _load_parameters(model: str, document: dict[str, Any]) -> tuple[str | None, dict[str, bytes]]:
+def _load_parameters(document: dict[str, Any]) -> tuple[str | None, dict[str, bytes]]:
     config: str | None = None
     files: dict[str, bytes] = {}
     with refusing():
-        check_model_name(model)
         for name, value in _object(document, "parameters").items():
             if not isinstance(value, str):
                 raise Malformed(f"parameter '{name:.100}' must be a string")
             if name == "config":
                 config = value
             elif name.startswith("file:"):
-                path = name.removeprefix("file:")
-                check_load_file(path)
-                files[path] = _from_base64(name, value)
+                files[name.removeprefix("file:")] = _from_base64(name, value)
             else:
                 raise Malformed(f"unrecognized load parameter '{name:.100}'")
     return config, files

@@ -66,16 +66,3 @@ def _own(name: str, value: Any) -> str | int | float | bool:
     if not isinstance(value, (str, int, float)):
         raise Malformed(f"parameter '{name}' must be a string, a number or a boolean")
     return value
-
-
-def check_model_name(name: str) -> None:
-    """Raise Malformed for a name that could not be a folder of the repository."""
-    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise Malformed(f"model name {name!r:.100} must not be empty or hold path separators")
-
-
-def check_load_file(path: str) -> None:
-    """Raise Malformed for the path of a file given with a load request that is not `<version>/<path>` inside it."""
-    parts = path.split("/")
-    if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise Malformed(f"parameter 'file:{path:.100}' must name a file below the model's folder")

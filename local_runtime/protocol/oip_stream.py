@@ -80,20 +80,23 @@ class _Stream:
     async def _send(self, answer: InferAnswer, asked: Decoded) -> None:
         request_id = asked.request.request_id
         if answer.error is not None:
-            await self._fail(answer.error, request_id)
-            if not (answer.is_final and asked.wants_empty_final):
-                return
+            await self._fail(answer.error, request_id, is_final=answer.is_final)
+            return
         is_empty = answer.is_final and not answer.outputs
-        if is_empty and not asked.wants_empty_final:
+        if is_empty and not asked.wants_empty_final and self._is_decoupled(answer):
             return
         shown = with_classes(self._runtime, answer, asked.classes)
         response = encode_answer(shown, request_id=request_id, is_final=answer.is_final)
         await self._write(service_pb2.ModelStreamInferResponse(infer_response=response))
 
-    async def _fail(self, error: InferenceError, request_id: str) -> None:
+    def _is_decoupled(self, answer: InferAnswer) -> bool:
+        config = self._runtime.model_config(answer.model, answer.version)
+        return bool(config.model_transaction_policy.decoupled)
+
+    async def _fail(self, error: InferenceError, request_id: str, *, is_final: bool = True) -> None:
         if self._raises:
             raise error
-        await self._write(encode_stream_error(error, request_id=request_id))
+        await self._write(encode_stream_error(error, request_id=request_id, is_final=is_final))
 
     async def _write(self, message: Any) -> None:
         async with self._writing:

@@ -14,7 +14,7 @@ import numpy as np
 
 from local_runtime.errors import invalid
 from local_runtime.messages import Array
-from local_runtime.protocol.oip_tensors import Malformed, of_objects, shaped
+from local_runtime.protocol.oip_tensors import Malformed, of_objects
 from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.scheduling.validation import datatype_of
 
@@ -48,9 +48,12 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
         raise Malformed(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
-    if not allowed.issuperset(map(type, data)):
+    if not set(map(type, data)) <= allowed:
         raise Malformed(f"Unable to parse 'data' of input '{name}': {datatype} values must be {_WORDS[allowed]}")
-    return shaped(name, _array(name, datatype, data), shape)
+    try:
+        return _array(name, datatype, data).reshape(shape)
+    except ValueError as error:  # dimensions beyond what numpy can address, or too many of them
+        raise Malformed(f"invalid shape for input '{name}': {list(shape)}") from error
 
 
 def to_json(name: str, array: Array) -> "Array | list[str]":
@@ -75,8 +78,10 @@ def _array(name: str, datatype: str, data: list[Any]) -> Array:
     try:
         if datatype == "BYTES":
             return of_objects([item.encode() for item in data])
-        with np.errstate(over="raise"):
-            return np.array(data, dtype=NUMPY_TYPES[datatype])
+        if datatype == "FP32":  # alone among the types it could be overrun without an OverflowError
+            with np.errstate(over="raise"):
+                return np.array(data, dtype=np.float32)
+        return np.array(data, dtype=NUMPY_TYPES[datatype])
     except UnicodeEncodeError as error:
         raise Malformed(f"Unable to parse 'data' of input '{name}': a string is not valid Unicode") from error
     except (OverflowError, FloatingPointError) as error:

@@ -4,7 +4,8 @@
 - TorchScript keeps only the number and names of its tensors when it is saved, whether traced or scripted. Such a
   file is completed from a `config.pbtxt` saved inside it: `torch.jit.save(module, file, _extra_files={"config.pbtxt":
   text})`.
-- Python models tell nothing.
+- A Python model tells what its static method `auto_complete_config` adds, with a complete config, too; running it is
+  the executors' business, so the caller brings that.
 
 As in Triton (onnxruntime_backend `src/onnxruntime.cc`), a model whose tensors all have a free first dimension
 batches up to 4 rows dynamically unless its config says otherwise.
@@ -14,10 +15,10 @@ import dataclasses
 import importlib
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from tritonclient.grpc import model_config_pb2
 
@@ -36,6 +37,10 @@ MODEL_FILES: Mapping[str, Backend] = MappingProxyType(
 )
 _DEFAULT_MAX_BATCH_SIZE = 4  # Triton's --backend-config=default-max-batch-size
 _EMBEDDED = "config.pbtxt"
+_COMPLETES = b"auto_complete_config"
+
+# Runs that method of a model.py on a `ModelConfig` message and gives back the completed one, or ModelLoadError.
+CompletePython: TypeAlias = Callable[[Path, Any], Any]
 _ONNX_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "bool": "TYPE_BOOL",
@@ -78,15 +83,18 @@ class _Signature:
     outputs: Sequence[_Tensor]
 
 
-def completed(message: Any, version_folder: Path) -> Any:
+def completed(message: Any, version_folder: Path, complete_python: CompletePython | None = None) -> Any:
     """The `ModelConfig` message (a copy) with backend, file name, inputs and outputs filled in where they lack.
 
     Raises ModelLoadError where inputs or outputs lack and the model's file does not tell them.
     """
     own = model_config_pb2.ModelConfig()
     own.CopyFrom(message)
+    own.name = own.name or version_folder.parent.name
     _complete_backend(own, version_folder)
     backend = parsing.backend_of(own)
+    if backend is Backend.PYTHON:
+        own = _completed_python(own, version_folder, complete_python)
     if (own.input and own.output) or backend not in (Backend.PYTORCH, Backend.ONNXRUNTIME, Backend.PYTHON):
         return own
     file = version_folder / (own.default_model_filename or _default_file(backend))
@@ -102,6 +110,13 @@ def completed(message: Any, version_folder: Path) -> Any:
     else:
         _fill_from_torchscript(own, file, where)
     return own
+
+
+def _completed_python(message: Any, version_folder: Path, complete: CompletePython | None) -> Any:
+    file = version_folder / (message.default_model_filename or _default_file(Backend.PYTHON))
+    if complete is None or not file.is_file() or _COMPLETES not in file.read_bytes():
+        return message
+    return complete(file, message)
 
 
 def _default_file(backend: Backend) -> str:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from local_runtime.errors import ModelLoadError
 from local_runtime.repository import autocomplete, parsing
+from local_runtime.repository.autocomplete import CompletePython
 from local_runtime.repository.completion import model_filename
 from local_runtime.repository.model_config import Backend, ModelConfig, VersionPolicy
 
@@ -91,7 +92,9 @@ def is_model_name(name: str) -> bool:
     return name not in ("", ".", "..") and not any(bad in name for bad in ("/", "\\", "\0"))
 
 
-def read(repository: Path, wanted: Iterable[str] | None = None) -> dict[str, ModelSource | Unreadable]:
+def read(
+    repository: Path, wanted: Iterable[str] | None = None, *, complete_python: CompletePython | None = None
+) -> dict[str, ModelSource | Unreadable]:
     """The models of the repository by name, sorted: all, or the named ones and what their ensembles are made of.
 
     Raises ModelLoadError if there is no such repository; what is wrong with one model is told in its place.
@@ -105,7 +108,7 @@ def read(repository: Path, wanted: Iterable[str] | None = None) -> dict[str, Mod
         if name in found:
             continue
         try:
-            found[name] = source = read_model(repository, name)
+            found[name] = source = read_model(repository, name, complete_python=complete_python)
         except ModelLoadError as error:
             found[name] = Unreadable(name=name, reason=str(error))
         else:
@@ -114,7 +117,12 @@ def read(repository: Path, wanted: Iterable[str] | None = None) -> dict[str, Mod
 
 
 def read_model(
-    repository: Path, name: str, *, config_json: str | None = None, files: Mapping[str, bytes] = _NO_FILES
+    repository: Path,
+    name: str,
+    *,
+    config_json: str | None = None,
+    files: Mapping[str, bytes] = _NO_FILES,
+    complete_python: CompletePython | None = None,
 ) -> ModelSource:
     """One model.
 
@@ -124,6 +132,7 @@ def read_model(
         config_json: configuration (JSON) in place of the model's own.
         files: the whole content of the model's folder in place of its own, by path below it (`1/model.py`); they
             need `config_json`.
+        complete_python: runs the `auto_complete_config` of Python models.
 
     Raises ModelLoadError: no such model, or a reason why it cannot be served.
     """
@@ -133,11 +142,12 @@ def read_model(
         if config_json is None:
             raise ModelLoadError(f"failed to load '{name}', files can only be given together with a config")
         owned = OwnedFolder()
-        return _source(_write(owned, name, files), config_json=config_json, owned=owned)
+        source = _source(_write(owned, name, files), config_json=config_json, complete_python=complete_python)
+        return dataclasses.replace(source, owned=owned)
     folder = repository / name
     if not folder.is_dir():
         raise _unknown(name)
-    return _source(folder, config_json=config_json)
+    return _source(folder, config_json=config_json, complete_python=complete_python)
 
 
 def fingerprints(repository: Path) -> dict[str, Fingerprint]:
@@ -194,18 +204,18 @@ def _write(owned: OwnedFolder, name: str, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def _source(folder: Path, *, config_json: str | None, owned: OwnedFolder | None = None) -> ModelSource:
+def _source(folder: Path, *, config_json: str | None, complete_python: CompletePython | None) -> ModelSource:
     taken = fingerprint(folder)
     message = _read_config(folder) if config_json is None else parsing.read_json(config_json, folder_name=folder.name)
     versions = _served(folder, parsing.version_policy(message))
     if versions:
-        message = autocomplete.completed(message, folder / versions[-1])
+        message = autocomplete.completed(message, folder / versions[-1], complete_python)
     config = parsing.parse_message(message, folder_name=folder.name)
     if not versions:
         raise NoServedVersion(
             f"at least one version must be available under the version policy of model '{config.name}'"
         )
-    source = ModelSource(folder=folder, versions=versions, config=config, fingerprint=taken, owned=owned)
+    source = ModelSource(folder=folder, versions=versions, config=config, fingerprint=taken)
     _check_files(source)
     return source
 

@@ -47,15 +47,17 @@ _OUTLIER = 2.0
 # Larger sizes are not tried behind one whose rate is less than this of the best.
 _CLEARLY_WORSE = 0.8
 # A larger batch must be so much faster per row: equal rates leave by the smaller one, whose rows are done sooner.
-_BETTER = 1.005
+_BETTER = 1.02
 # A size is tried again after so many batches, and only if that costs less than this part of the time since.
 _STALE_BATCHES = 64
 _TRIAL_COST = 1 / 256
 # The peak is that of the last one to two of these many batches.
 _PEAK_BATCHES = 16
 # What was planned holds for so many batches; after the first few runs for less.
-_PLAN_BATCHES = 16
+_PLAN_BATCHES = 64
 _EARLY = 16
+# With a single caller there is nothing to choose: only each so many batches is learned from, to save its time.
+_ALONE_LEARNS = 8
 # A refusal to wait for want of trust brings it back by this much.
 _FORGIVE = 1 / 64
 
@@ -80,54 +82,62 @@ class _Curve:
     """`L(b)`: typical batch time by rows, between the measured sizes a straight line."""
 
     def __init__(self) -> None:
-        self.batches = 0
+        self.batches = 0  # all that have been learned
         self.busy_us = 0
-        self._buckets: list[int] = []
-        self._known: list[_Known] = []
+        self._known: dict[int, _Known] = {}
+        self._points: list[_Known] = []
 
     def learn(self, rows: int, us: int) -> None:
         """A batch of so many rows took so long."""
         self.batches += 1
         self.busy_us += us
         bucket = _bucket(rows)
-        place = bisect.bisect_left(self._buckets, bucket)
-        if place == len(self._buckets) or self._buckets[place] != bucket:
-            self._buckets.insert(place, bucket)
-            self._known.insert(place, _Known(rows=rows, us=us, runs=1, last=self.batches))
+        known = self._known.get(bucket)
+        if known is None:
+            self._known[bucket] = _Known(rows=rows, us=us, runs=1, last=self.batches)
+            self._sort()
             return
-        known = self._known[place]
         known.runs += 1
         known.last = self.batches
         if known.runs <= _TRIAL_RUNS:
             if us * known.rows < known.us * rows:
                 known.rows, known.us = rows, us
+            if known.runs == _TRIAL_RUNS:
+                self._sort()
             return
         known.us += _WEIGHT * (min(us, _OUTLIER * known.us * rows / known.rows) - known.us)
         known.rows += _WEIGHT * (rows - known.rows)
 
     def known(self, rows: int) -> _Known | None:
         """What was measured at about this size."""
-        bucket = _bucket(rows)
-        place = bisect.bisect_left(self._buckets, bucket)
-        return self._known[place] if place < len(self._buckets) and self._buckets[place] == bucket else None
+        return self._known.get(_bucket(rows))
+
+    def fastest(self) -> _Known:
+        """The size of the best rate."""
+        return max(self._points, key=lambda point: point.rows / point.us)
 
     def us(self, rows: float) -> float:
         """Expected time.
 
         Hopeful beyond what was measured: smaller batches have no fixed cost, larger ones go on as the last two.
         """
-        known = self._known
-        place = bisect.bisect_left(known, rows, key=lambda point: point.rows)
+        points = self._points
+        place = bisect.bisect_left(points, rows, key=lambda point: point.rows)
         if place == 0:
-            return known[0].us * rows / known[0].rows
-        if len(known) == 1:
-            return known[0].us
-        place = min(place, len(known) - 1)
-        low, high = known[place - 1], known[place]
+            return points[0].us * rows / points[0].rows
+        if len(points) == 1:
+            return points[0].us
+        place = min(place, len(points) - 1)
+        low, high = points[place - 1], points[place]
         slope = (high.us - low.us) / (high.rows - low.rows)
         if rows > high.rows:
             return high.us + max(0.0, slope) * (rows - high.rows)
         return low.us + slope * (rows - low.rows)
+
+    def _sort(self) -> None:
+        """The line goes through the sizes with enough runs; before there is any, through what there is."""
+        believed = [known for known in self._known.values() if known.runs >= _TRIAL_RUNS]
+        self._points = sorted(believed or self._known.values(), key=lambda point: point.rows)
 
 
 class _Interval:
@@ -153,29 +163,47 @@ class _Interval:
 
 
 class _Arrivals:
-    """When the next requests are to be expected."""
+    """When the next requests are to be expected. `came` counts those since the last look; a look costs more."""
 
     def __init__(self) -> None:
         self.rows = 1.0
+        self.came = 0
+        self._came_rows = 0
+        self._first_us = 0
+        self._latest_us = 0
+        self._seen_us: int | None = None
+        self._is_after_batch = False
         self._after_batch = _Interval()
         self._after_arrival = _Interval()
-        self._last = self._after_arrival
-        self._last_us: int | None = None
 
     def arrived(self, rows: int, now_us: int) -> None:
-        self.rows += _WEIGHT * (rows - self.rows)
-        if self._last_us is not None:
-            self._last.learn(float(max(0, now_us - self._last_us)))
-        self._last = self._after_arrival
-        self._last_us = now_us
+        if not self.came:
+            self._first_us = now_us
+        self.came += 1
+        self._came_rows += rows
+        self._latest_us = now_us
+
+    def look(self) -> None:
+        """Learn from those who came, at least one, since the last look."""
+        came = self.came
+        self.rows += _WEIGHT * (self._came_rows / came - self.rows)
+        if self._seen_us is not None:
+            self._next.learn(float(max(0, self._first_us - self._seen_us)))
+        if came > 1:
+            self._after_arrival.learn((self._latest_us - self._first_us) / (came - 1))
+        self._seen_us = self._latest_us
+        self._is_after_batch = False
+        self.came = self._came_rows = 0
 
     def finished(self, now_us: int) -> None:
-        self._last = self._after_batch
-        self._last_us = now_us
+        if self.came:
+            self.look()
+        self._is_after_batch = True
+        self._seen_us = now_us
 
     def wait_us(self, rows: float) -> float:
         """How long so many rows, more than none, will be in coming from now on."""
-        return self._last.mean_us + self._more_us(rows)
+        return self._next.mean_us + self._more_us(rows)
 
     def round_us(self, rows: float) -> float:
         """How long so many rows, more than none, are in coming after the end of a batch."""
@@ -183,7 +211,11 @@ class _Arrivals:
 
     def overdue_us(self) -> float:
         """When the next request is overdue."""
-        return (self._last_us or 0) + self._last.longest_us
+        return (self._seen_us or 0) + self._next.longest_us
+
+    @property
+    def _next(self) -> _Interval:
+        return self._after_batch if self._is_after_batch else self._after_arrival
 
     def _more_us(self, rows: float) -> float:
         """After the first of them."""
@@ -195,46 +227,53 @@ class _Crowd:
     """`P` and `k`: the most requests in the system and the most batches at once, of late."""
 
     def __init__(self) -> None:
+        self.requests = 1
+        self.instances = 1
         self.running_batches = 0
-        self._ended = 0
-        self._requests = [0, 0]
-        self._instances = [1, 1]
+        self._ended = 0.0
+        self._earlier = (0.0, 1)
+        self._recent_requests = 0.0
+        self._recent_instances = 1
         self._batches = 0
 
-    @property
-    def requests(self) -> int:
-        return max(self._requests)
-
-    @property
-    def instances(self) -> int:
-        return max(self._instances)
-
-    def arrived(self) -> None:
-        self._ended = 0
-
-    def finished(self, requests: int) -> None:
+    def finished(self, requests: float) -> None:
         """Until the next arrival these are still counted: who has been answered may be about to come again."""
         self._ended = requests
-        self.running_batches = max(0, self.running_batches - 1)
+        if self.running_batches:
+            self.running_batches -= 1
         self._batches += 1
-        if self._batches % _PEAK_BATCHES == 0:
-            self._requests = [self._requests[1], 0]
-            self._instances = [self._instances[1], 1]
+        if self._batches == _PEAK_BATCHES:
+            self._batches = 0
+            self._earlier = (self._recent_requests, self._recent_instances)
+            self._recent_requests, self._recent_instances = 0.0, 1
+            self._sum_up()
 
-    def seen(self, here: int, *, running: int) -> None:
-        """So many requests wait or run, of which so many run."""
+    def seen(self, here: int, *, running: int, is_arrival: bool) -> None:
+        """So many requests wait or run, of which so many run; `is_arrival`: some have come since the last batch."""
         if not running:
             self.running_batches = 0
-        self._requests[1] = max(self._requests[1], here + self._ended)
-        self._ended = 0
+        if not is_arrival:
+            here += round(self._ended)
+        self._ended = 0.0
+        if here > self._recent_requests:
+            self._recent_requests = here
+            self._sum_up()
 
     def sent(self) -> None:
         self.running_batches += 1
-        self._instances[1] = max(self._instances[1], self.running_batches)
+        if self.running_batches > self._recent_instances:
+            self._recent_instances = self.running_batches
+            self._sum_up()
 
     def is_only(self, here: int) -> None:
         """Nobody else comes, as a wait in vain has shown."""
-        self._requests = [0, here]
+        self._earlier = (0.0, self._earlier[1])
+        self._recent_requests = here
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        self.requests = max(1, round(max(self._earlier[0], self._recent_requests)))
+        self.instances = max(self._earlier[1], self._recent_instances)
 
 
 class AdaptiveSizing:
@@ -259,6 +298,8 @@ class AdaptiveSizing:
         self._costs_us: list[float] = []
         self._best: list[int] = []
         self._trials: tuple[int, ...] = ()
+        self._least_trial = 1
+        self._alone = 0
         self._planned_at = -1
         self._last_trial_busy_us = 0
         self._hold_began_us: int | None = None
@@ -271,42 +312,57 @@ class AdaptiveSizing:
 
     def arrived(self, *, rows: int, now_us: int) -> None:
         """A request has been queued."""
-        self._arrivals.arrived(rows, now_us)
-        self._crowd.arrived()
+        if self._max_batch_size > 1:
+            self._arrivals.arrived(rows, now_us)
 
     def finished(self, *, rows: int, compute_us: int, now_us: int) -> None:
         """A batch has ended: learn its time."""
-        self._curve.learn(rows, max(1, compute_us))
+        if self._max_batch_size == 1 or (self._crowd.requests == 1 and self._alone % _ALONE_LEARNS):
+            return
         self._arrivals.finished(now_us)
-        self._crowd.finished(max(1, round(rows / self._arrivals.rows)))
+        self._crowd.finished(rows / self._arrivals.rows)
+        self._curve.learn(rows, max(1, compute_us))
 
     def choose(self, view: QueueView, now_us: int) -> Choice:
         """Send the best size, or hold for company that is expected soon enough to pay."""
+        if self._max_batch_size == 1:
+            return self._send_one
+        arrivals, crowd = self._arrivals, self._crowd
         here = view.waiting + view.running
-        self._crowd.seen(here, running=view.running)
-        rows = view.prefix_rows[-1]
-        if len(view.prefix_rows) == 1 and (view.is_stopped or self._crowd.requests == 1 or not self._curve.batches):
-            return self._send(view.prefix_rows, rows=rows)
+        is_arrival = arrivals.came > 0
+        if is_arrival and here == crowd.requests == 1:
+            self._alone += 1
+            arrivals.came = 0
+            crowd.running_batches = 1
+            return self._send_one
+        if is_arrival:
+            arrivals.look()
+        crowd.seen(here, running=view.running, is_arrival=is_arrival)
         if not self._curve.batches:
             return self._send(view.prefix_rows, rows=0)
-        if self._hold_began_us is not None and rows < self._hold_target and not view.is_stopped:
-            until_us = min(self._hold_ends_us, self._arrivals.overdue_us())
+        if self._hold_began_us is not None and view.prefix_rows[-1] < self._hold_target and not view.is_stopped:
+            until_us = min(self._hold_ends_us, arrivals.overdue_us())
             if until_us > now_us:
                 return Hold(until_us=math.ceil(until_us))
             self._held_in_vain(here, now_us - self._hold_began_us)
         self._plan()
+        return self._choose(view, now_us)
+
+    def _choose(self, view: QueueView, now_us: int) -> Choice:
+        prefix_rows, rows_each = view.prefix_rows, self._arrivals.rows
+        rows = prefix_rows[-1]
         age_us = now_us - view.oldest_enqueued_us
-        trial = self._trial(view.prefix_rows, age_us) if self._trials else 0
+        trial = self._trial(prefix_rows, age_us) if rows >= self._least_trial else 0
         if trial:
-            return self._send(view.prefix_rows, rows=trial)
-        everything = rows + (view.waiting - len(view.prefix_rows)) * self._arrivals.rows
-        population = max(everything, (self._crowd.requests - view.running) * self._arrivals.rows)
-        target = self._target(population + view.running * self._arrivals.rows)
-        if rows < target and not view.is_stopped and population > everything:
+            return self._send(prefix_rows, rows=trial)
+        everything = rows + (view.waiting - len(prefix_rows)) * rows_each
+        population = max(everything, (self._crowd.requests - view.running) * rows_each)
+        target = self._target(population + view.running * rows_each)
+        if rows < target and population > everything and not view.is_stopped:
             until_us = self._hold_until(view, now_us, target=target, population=population)
             if until_us > now_us:
                 return Hold(until_us=math.ceil(until_us))
-        return self._send(view.prefix_rows, rows=self._size(min(rows, target), everything, age_us))
+        return self._send(prefix_rows, rows=self._size(min(rows, target), everything, age_us))
 
     def _plan(self) -> None:
         """Look at the curve again: times and best sizes, and which sizes to try."""
@@ -321,28 +377,34 @@ class AdaptiveSizing:
                 best = place
             self._best.append(best)
         self._trials = self._worth_trying()
+        self._least_trial = min(self._trials, default=self._max_batch_size + 1)
         self._targets.clear()
 
     def _worth_trying(self) -> tuple[int, ...]:
         """Sizes to try, in this order."""
         curve = self._curve
-        fastest = max(size / us for size, us in zip(self._sizes, self._costs_us, strict=True))
+        fastest = curve.fastest()
+        fastest_rate = fastest.rows / fastest.us
         allowance_us = _TRIAL_COST * (curve.busy_us - self._last_trial_busy_us)
         fresh: list[int] = []
         stale: list[tuple[int, int]] = []
-        rate_below = fastest
+        below: _Known | None = None
         for size in self._doublings:
             known = curve.known(size)
-            us = curve.us(size)
-            is_hopeful = rate_below >= _CLEARLY_WORSE * fastest
-            if (known is None or known.runs < _TRIAL_RUNS) and is_hopeful:
-                fresh.append(size)
-            elif us - size / fastest <= allowance_us:
+            if known is None or known.runs < _TRIAL_RUNS:
+                # It takes at least as long as the size below; beyond the fastest size it is hardly faster per row.
+                if (
+                    below is None
+                    or (size if size < fastest.rows else below.rows) >= _CLEARLY_WORSE * fastest_rate * below.us
+                ):
+                    fresh.append(size)
+                    continue
+            else:
+                below = known
+            if curve.us(size) - size / fastest_rate <= allowance_us:
                 last = known.last if known else 0
                 if curve.batches - last >= _STALE_BATCHES:
                     stale.append((last, size))
-            if known is not None:
-                rate_below = size / us
         return (*fresh, *(size for _, size in sorted(stale)))
 
     def _trial(self, prefix_rows: Sequence[int], age_us: int) -> int:
@@ -372,7 +434,7 @@ class AdaptiveSizing:
             missing = min(size, (instances + 1) * size - population)
             idle_us = self._arrivals.round_us(missing) if missing > 0 else 0.0
             rate = min(instances * size, population) / (us + idle_us)
-            if rate > _BETTER * best and (not best or us <= self._latency_target_us):
+            if rate > _BETTER * best:
                 target, best = size, rate
         self._targets[population] = target
         return target

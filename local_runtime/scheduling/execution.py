@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from local_runtime.errors import InferenceError
-from local_runtime.messages import Tensors
+from local_runtime.messages import Annotated, Tensors
 from local_runtime.scheduling.stats import Compute
 from local_runtime.scheduling.validation import CheckedRequest
 
@@ -17,7 +17,7 @@ class Deferred(enum.Enum):
     DEFERRED = "deferred"
 
 
-Outcome: TypeAlias = Tensors | InferenceError | Deferred
+Outcome: TypeAlias = Tensors | Annotated | InferenceError | Deferred
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from local_runtime.errors import (
     sequence_broken,
     stopped,
 )
-from local_runtime.messages import BatchExecuted, InferRequest, Tensors
+from local_runtime.messages import Annotated, BatchExecuted, InferRequest, Parameters, Tensors
 from local_runtime.scheduling.decisions import (
     Admission,
     Dispatch,
@@ -53,6 +53,7 @@ class Answered:
     queue_us: int
     compute_us: int
     batch_size: int
+    parameters: Parameters
 
 
 class _Pending:
@@ -291,7 +292,7 @@ class ModelScheduler:
         if extra is None:
             return outcomes
         return [
-            extra.store(slot, outcome) if not isinstance(outcome, InferenceError | Deferred) else outcome
+            _stateless(extra, slot, outcome)
             for slot, outcome in zip(dispatch.slots, outcomes, strict=True)
             if slot.request is not None
         ]
@@ -303,12 +304,20 @@ class ModelScheduler:
                 self._sequence_inputs.drop(correlation_id)
 
     def _answer(
-        self, pending: _Pending, outcome: Tensors | Deferred, running: _Running, *, compute: Compute, at_ms: int
+        self,
+        pending: _Pending,
+        outcome: Tensors | Annotated | Deferred,
+        running: _Running,
+        *,
+        compute: Compute,
+        at_ms: int,
     ) -> None:
         queue_us = running.started_us - pending.enqueued_us
         self._stats.answered(rows=pending.request.rows, queue_us=queue_us, compute=compute, at_ms=at_ms)
+        outputs, parameters = _parts(outcome)
         answered = Answered(
-            outputs={} if isinstance(outcome, Deferred) else outcome,
+            outputs=outputs,
+            parameters=parameters,
             queue_us=queue_us,
             compute_us=compute.total_us,
             batch_size=running.dispatch.rows,
@@ -352,6 +361,23 @@ class ModelScheduler:
             self._observer(event)
         except Exception:  # noqa: BLE001 - the observer is foreign code and must not stop the serving
             _log.exception("observer failed", extra={"model": self._model})
+
+
+def _stateless(extra: SequenceInputs, slot: Slot, outcome: Outcome) -> Outcome:
+    """The outcome without its state outputs, which are kept for the sequence's next request."""
+    if isinstance(outcome, InferenceError | Deferred):
+        return outcome
+    if isinstance(outcome, Annotated):
+        return dataclasses.replace(outcome, outputs=extra.store(slot, outcome.outputs))
+    return extra.store(slot, outcome)
+
+
+def _parts(outcome: Tensors | Annotated | Deferred) -> tuple[Tensors, Parameters]:
+    if isinstance(outcome, Deferred):
+        return {}, {}
+    if isinstance(outcome, Annotated):
+        return outcome.outputs, outcome.parameters
+    return outcome, {}
 
 
 def _queued(request: CheckedRequest, request_id: int, *, now_us: int, deadline_us: int | None) -> QueuedRequest:

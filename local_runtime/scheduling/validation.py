@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from local_runtime.errors import InferenceError, invalid, model_fault, with_request_id, wrong_inputs
-from local_runtime.messages import Array, InferRequest, Tensors
+from local_runtime.messages import Annotated, Array, InferRequest, Tensors
 from local_runtime.repository.model_config import NUMPY_TYPES, ModelConfig, TensorSpec
 
 _DATATYPES = {np.dtype(numpy_type): name for name, numpy_type in NUMPY_TYPES.items()}
@@ -27,7 +27,7 @@ _BATCH_NOTE = (
 
 
 # How a decoupled model answers: outputs, an error or nothing, and whether that was the last. From any thread.
-Respond: TypeAlias = Callable[[Tensors | InferenceError | None, bool], None]
+Respond: TypeAlias = Callable[[Tensors | Annotated | InferenceError | None, bool], None]
 
 
 class Cancellation:

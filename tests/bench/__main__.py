@@ -1,4 +1,4 @@
-"""`make bench`: what the pure decisions cost, and what the gateway adds to a straight call.
+"""`make bench`: what the pure decisions cost, what the gateway adds to a straight call, what the local runtime bears.
 
 The gateway serves on one core, the load and the upstream on the other; straight and relayed runs take turns, and
 the median of the rounds is told. Figures depend on the machine: compare within one run.
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.sse import SseParser
 from gateway.core.types import Caller, InferenceRequest
 from gateway.http_server import bind
+from tests.bench import runtime
 from tests.kit.upstream import completion
 
 KEY = "bench"
@@ -36,11 +38,22 @@ ROUNDS = 5
 MAX_ANSWER = 65536
 
 
-def main(seconds: float = typer.Option(2.0, help="Length of each run.")) -> None:
-    """Measure; a few minutes."""
+def main(
+    seconds: float = typer.Option(2.0, help="Length of each run."),
+    mosec_python: str = typer.Option(
+        "",
+        envvar="MOSEC_PYTHON",
+        help="Python of an environment with Mosec to compare with: "
+        "python -m venv E && E/bin/pip install mosec torch; then E/bin/python. Without it that part is skipped.",
+    ),
+) -> None:
+    """Measure; some ten minutes."""
     console = Console()
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(decisions())
+    console.print(runtime.against_mosec(seconds, mosec_python))
+    sweep = (sys.executable, "-m", "local_runtime", "bench", "--builtin", "mlp", "--rounds", "5", "--seconds", "0.4")
+    subprocess.run(sweep, check=True)
     console.print(asyncio.run(relay(seconds)))
 
 

@@ -97,6 +97,9 @@ class FakeRuntime:
         config.model_transaction_policy.decoupled = found.is_decoupled
         return config
 
+    def labels(self, model: str, version: str, output: str) -> tuple[str, ...]:
+        return ("zero", "one") if output == "X" else ()
+
     def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
         if model:
             self._model(model)

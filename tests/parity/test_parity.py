@@ -6,6 +6,7 @@ The cases of one target are played together, when the first test of that target 
 import asyncio
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,8 @@ def verdicts(serving: Callable[[str], Server], request: pytest.FixtureRequest) -
 
     def judge(target: str) -> Verdicts:
         if target not in known:
-            asked = [item.callspec.params for item in request.session.items if item.path == Path(__file__)]
+            items = [item for item in request.session.items if item.path == Path(__file__)]
+            asked = [item.callspec.params for item in items if hasattr(item, "callspec")]
             cases = [CASES[params["case"]] for params in asked if params["target"] == target]
             known[target] = asyncio.run(judge_all(serving(target), cases))
         return known[target]
@@ -68,7 +70,8 @@ def verdicts(serving: Callable[[str], Server], request: pytest.FixtureRequest) -
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_server_does_what_triton_was_seen_doing(target: str, case: str, verdicts: Callable[[str], Verdicts]):
-    assert not verdicts(target)[case], CASES[case]["title"]
+    differences = verdicts(target)[case]
+    assert not differences, "\n".join([CASES[case]["title"], *differences])
 
 
 def test_every_difference_names_a_case():
@@ -115,11 +118,10 @@ async def judge_refused_load(server: Server, made: Player, case: Case) -> list[s
     else:
         seen.append(("gRPC load", "went through", "refused"))
     differences = [f"{what}: {value!r}, not {wanted!r}" for what, value, wanted in seen if value != wanted]
-    log = server.log
     for reason in expect["log_reason"]:
-        wanted = reason.replace("<MODEL>", case["model"]).replace("<REPO>", str(server.repository))
-        if wanted not in log:
-            differences.append(f"the log does not say {wanted!r}")
+        pattern = re.escape(reason.replace("<MODEL>", case["model"])).replace("<REPO>/", r"\S*")
+        if not re.search(pattern, server.log):
+            differences.append(f"the log does not say: {reason}")
     return differences
 
 

@@ -13,7 +13,7 @@ from local_runtime.executors.shim import context
 from local_runtime.executors.shim.errors import TritonError, TritonModelException
 from local_runtime.executors.shim.responses import InferenceResponse, InferenceResponseSender
 from local_runtime.executors.shim.tensors import Tensor
-from local_runtime.messages import InferAnswer, InferRequest, Parameters, Tensors
+from local_runtime.messages import Annotated, InferAnswer, InferRequest, Parameters, Tensors
 from local_runtime.scheduling.validation import CheckedRequest, Respond
 
 # Numbers of Triton's C interface (core tritonserver.h).
@@ -182,7 +182,7 @@ class ReceivedRequest(InferenceRequest):
         *,
         model_name: str,
         model_version: int,
-        checked: Callable[[InferenceResponse, CheckedRequest], Tensors | InferenceError],
+        checked: Callable[[InferenceResponse, CheckedRequest], Tensors | Annotated | InferenceError],
     ) -> None:
         source = member.source
         super().__init__(
@@ -200,7 +200,7 @@ class ReceivedRequest(InferenceRequest):
         )
         self._member = member
         self._checked = checked
-        self._kept: list[Tensors | InferenceError] = []
+        self._kept: list[Tensors | Annotated | InferenceError] = []
         # A decoupled request has its sender from the start, which notices when the model lets go of both.
         self._sender = None if member.respond is None else self._new_sender(member.respond)
 
@@ -214,7 +214,7 @@ class ReceivedRequest(InferenceRequest):
             self._sender = self._new_sender(None)
         return self._sender
 
-    def sent(self) -> Tensors | InferenceError | None:
+    def sent(self) -> Tensors | Annotated | InferenceError | None:
         """The one response that a model that is not decoupled has sent, if any. For the runtime, not for models."""
         return self._kept[0] if self._kept else None
 
@@ -222,7 +222,7 @@ class ReceivedRequest(InferenceRequest):
         # Neither refers to the request, so that a request that is let go of is gone at once.
         member, checked, kept = self._member, self._checked, self._kept
 
-        def keep(outcome: Tensors | InferenceError | None, is_final: bool) -> None:  # noqa: ARG001, FBT001 - a Respond
+        def keep(outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: ARG001, FBT001 - a Respond
             if outcome is not None:
                 kept.append(outcome)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.executors.shim.errors import TritonError, TritonModelException
 from local_runtime.executors.shim.tensors import Tensor
-from local_runtime.messages import Parameters, Tensors
+from local_runtime.messages import Annotated, Parameters, Tensors
 from local_runtime.scheduling.validation import Cancellation, Respond
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1  # Triton's C interface, core tritonserver.h
@@ -44,6 +44,10 @@ class InferenceResponse:
         """The response's parameters in JSON."""
         return json.dumps(dict(self._parameters or {}))
 
+    def own_parameters(self) -> Parameters:
+        """The same as they were given. For the runtime, not for models."""
+        return self._parameters or {}
+
 
 class InferenceResponseSender:
     """Sends the responses of one request, from any thread.
@@ -62,7 +66,7 @@ class InferenceResponseSender:
         self,
         *,
         respond: Respond,
-        checked: Callable[[InferenceResponse], Tensors | InferenceError],
+        checked: Callable[[InferenceResponse], Tensors | Annotated | InferenceError],
         cancellation: Cancellation,
         is_decoupled: bool,
     ) -> None:

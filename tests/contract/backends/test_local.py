@@ -8,7 +8,7 @@ from gateway.core.errors import BackendError, FaultKind
 from gateway.core.types import BackendCall, ChatPayload, Tensor, TensorPayload, Tensors
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer
-from local_runtime.scheduling.stats import ModelStatistics
+from local_runtime.scheduling.stats import Compute, StatsRecorder
 
 
 class Runtime:
@@ -28,20 +28,13 @@ class Runtime:
         return model == "good"
 
     def statistics(self):
-        return tuple(
-            ModelStatistics(
-                name=name,
-                version="1",
-                success_count=1,
-                fail_count=0,
-                inference_count=6,
-                execution_count=2,
-                queue_us=1,
-                compute_us=2,
-                batch_sizes={3: 2},
-            )
-            for name in ("a", "b")
-        )
+        recorders = [
+            StatsRecorder(name=name, version=version) for name, version in (("a", "1"), ("b", "1"), ("b", "2"))
+        ]
+        for recorder in recorders:
+            for _ in range(2):
+                recorder.executed(rows=3, compute=Compute())
+        return tuple(recorder.snapshot() for recorder in recorders)
 
     async def close(self):
         self.is_closed = True
@@ -74,6 +67,12 @@ async def test_an_answer():
     assert request.inputs["T"].tolist() == [b"x"]
 
 
+async def test_bf16_goes_through_bit_for_bit():
+    values = tensor(datatype="BF16", shape=(2, 2), data=bytes.fromhex("803f00800100807f"))
+    (answer,) = [item async for item in LocalBackend("local", Runtime()).infer(call(values), timeout_us=1000)]
+    assert answer.outputs == (values,)
+
+
 def test_every_code_of_the_runtime_is_known():
     assert set(GRPC_NAMES) == set(ErrorCode)
 
@@ -103,7 +102,7 @@ async def test_errors(code, text, kind):
     [
         ({}, call(tensor(), outputs=("X",)), FaultKind.BROKEN),
         ({"X": np.array([1j])}, None, FaultKind.BROKEN),
-        (None, call(tensor(datatype="BF16", shape=(4,))), FaultKind.UNSUPPORTED),
+        (None, call(tensor(datatype="BF16", shape=(5,))), FaultKind.REFUSED_INPUT),
         (None, call(tensor(shape=(3,))), FaultKind.REFUSED_INPUT),
         (None, call(payload=ChatPayload(body={})), FaultKind.UNSUPPORTED),
     ],
@@ -118,6 +117,6 @@ async def test_probe_statistics_and_close():
     await backend.probe("good", "")
     with pytest.raises(BackendError):
         await backend.probe("bad", "")
-    assert await backend.batch_sizes() == {"a": {3: 2}, "b": {3: 2}}
+    assert await backend.batch_sizes() == {"a": {3: 2}, "b": {3: 4}}
     await backend.close()
     assert runtime.is_closed

@@ -83,6 +83,11 @@ def test_data_that_contradicts_the_shape_names_the_input(data, shape):
     assert "Shape does not match true shape of 'data' field of input 'X'" in text
 
 
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [0] * 100])
+def test_shapes_beyond_what_can_be_addressed(shape):
+    assert "invalid shape for input 'X'" in refusal(body([], shape))
+
+
 @pytest.mark.parametrize("shape", [[0], [2, 0], [0, 3]])
 def test_empty_tensors_keep_their_shape(shape):
     array = tensor(body([], shape))

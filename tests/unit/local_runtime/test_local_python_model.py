@@ -311,6 +311,7 @@ def test_instances_share_no_globals_and_no_sibling_modules(load, tmp_path):
     models = [load(code, instance=instance) for instance in (0, 1)]
     assert [model._model.count for model in models] == [1, 1]
     assert "sibling_of_model" not in sys.modules
+    assert [model._module.__name__ in sys.modules for model in models] == [True, True]
     assert sys.path == path
 
 

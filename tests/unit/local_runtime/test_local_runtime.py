@@ -546,3 +546,26 @@ async def test_an_ensemble_runs_only_the_steps_that_the_wanted_outputs_need(repo
     assert set(some.outputs) == {"R"}
     assert (counts["left"], counts["right"]) == (0, 1)
     assert set(every.outputs) == {"L", "R"}
+
+
+async def test_parameters_of_a_models_response_reach_the_caller(repository, write_python):
+    code = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("Y", r.inputs()[0].as_numpy())],
+                    parameters={"from": r.request_id()} if r.request_id() else None,
+                )
+                for r in requests
+            ]
+    """
+    write_python("tells", code)
+    async with opened(repository) as runtime:
+        told, silent = await asyncio.gather(
+            runtime.infer(ask("tells", 1, request_id="a")), runtime.infer(ask("tells", 2))
+        )
+    assert (dict(told.parameters), dict(silent.parameters)) == ({"from": "a"}, {})
+    assert told.outputs["Y"].tolist() == [[1, 1]]
