@@ -40,13 +40,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return bench.run(options)
     if options.http is None and options.grpc == _NONE:
         parser.error("--http none and --grpc none leave nothing to serve")
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    _log_to_stderr(options.log_level.upper())
+    # Read when a model brings torch: threads that wait shall not spin and take the cores from everything else.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(options))
     except (ModelLoadError, OSError) as error:
         _say(f"local_runtime: {error}")
         return EXIT_CONFIG
+
+
+class _Fields(logging.Formatter):
+    """A line of text with the record's own fields behind the message, as `name=value`."""
+
+    _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields = (f" {name}={value!r}" for name, value in vars(record).items() if name not in self._STANDARD)
+        return super().format(record) + "".join(fields)
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Fields("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -70,7 +70,7 @@ class ServedModel:
 
     _numbers = itertools.count(1)
 
-    def __init__(  # noqa: PLR0913 - what was loaded, all of it
+    def __init__(
         self,
         *,
         config: ModelConfig,

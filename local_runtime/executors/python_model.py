@@ -17,7 +17,7 @@ from typing import Any
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.executors.coroutines import CoroutineThread
 from local_runtime.executors.model_files import execute_file, forget_file
-from local_runtime.executors.outcomes import compute_between, isolated
+from local_runtime.executors.outcomes import compute_between, isolated, output_specs
 from local_runtime.executors.services import Services
 from local_runtime.executors.shim import context
 from local_runtime.executors.shim.context import ModelContext
@@ -219,7 +219,7 @@ class PythonModel:
             # As in Triton, a Python model that keeps its state itself begins every request with the same one here.
             if name not in outputs and name in wanted:
                 outputs[name] = member.inputs[state]
-        if self._config.is_decoupled:  # one of many answers need not hold every output
+        if self._config.is_decoupled or self._may_leave_out(outputs, member):
             wanted = tuple(name for name in wanted if name in outputs)
         checked = check_outputs(outputs, self._config, wanted=wanted)
         if self._config.max_batch_size == 0 or self._config.is_decoupled:
@@ -228,6 +228,14 @@ class PythonModel:
         if isinstance(outcome, InferenceError):
             raise outcome
         return outcome
+
+    def _may_leave_out(self, outputs: Tensors, member: CheckedRequest) -> bool:
+        """Whether what lacks was left out on purpose, as Triton lets models do: nobody asked for it by name.
+
+        An output under a name that the config does not know is rather a slip, and an answer without any no answer.
+        """
+        declared = {spec.name for spec in output_specs(self._config)}
+        return not member.source.outputs and bool(outputs) and declared >= outputs.keys()
 
     def _raised(self, error: BaseException) -> InferenceError:
         return self._failure(_describe(error, self._file))

@@ -2,10 +2,10 @@
 
 What it knows, all of it measured while serving:
 
-- `L(b)`: how long a batch of b rows keeps an instance busy (`_Curve`).
-- `a`: the time from one arrival, or the end of a batch, to the next arrival (`_Gaps`). The time during which nobody
+- `L(b)`: how long a batch of b rows keeps an instance busy (`batch_curve`).
+- `a`: the time from one arrival, or the end of a batch, to the next arrival (`arrivals`). The time during which nobody
   can come because all are being served is not in it.
-- `P`: how many rows are in the system when it is fullest (`_Crowd`), and `k`, how many batches ran at once.
+- `P`: how many rows are in the system when it is fullest (`arrivals`), and `k`, how many batches ran at once.
 
 What it decides. If callers come back at once, k instances that always run N of P rows finish
 
@@ -22,37 +22,34 @@ are missing are expected sooner than
 where `s` is this instance's share of P and `T(x)` the time of x rows in the best batches possible: what the executor
 saves by one full batch, against sending n now and the others after them. So nobody waits if all who may come are here
 (one caller alone never waits), if the gap between callers is long, or if a larger batch is no faster. A wait ends at
-the latest after that time, or once the next arrival is overdue (mean + 4 deviations, as TCP's timer: RFC 6298); then P
+the latest after that time, or once the next arrival is overdue (mean and deviation, as TCP's timer: RFC 6298); then P
 is what is there. Waits that end this way make waiting less likely for a while.
 
-Sizes not tried yet are tried upwards (powers of two), as long as the size before was not clearly slower per row;
-later each is tried again now and then, at a cost of at most 1/256 of the executor's time.
+Sizes not tried yet are tried upwards (powers of two, three runs each), as long as the size before was not clearly
+slower per row. A size that has not run for a while is tried again, at a cost of at most 1/64 of the executor's time at
+first and 1/256 later; one run ends that if it shows nothing new.
 """
 
 import bisect
-import dataclasses
 import math
 from collections.abc import Sequence
 
+from local_runtime.scheduling.arrivals import Arrivals, Crowd
+from local_runtime.scheduling.batch_curve import STALE_BATCHES, Curve, Known, bucket_of
 from local_runtime.scheduling.decisions import DispatchReason
 from local_runtime.scheduling.sizing import Choice, Hold, QueueView, Send
 
-# Runs of a size before its time is believed. The first ones are slow for reasons of their own (TorchScript optimizes
-# in the first two), so the fastest of them counts.
-_TRIAL_RUNS = 3
-# Weight of a new sample against the past: follows a drift within some ten batches.
+# Weight of a new sample against the past: what waits in vain is forgotten as slowly.
 _WEIGHT = 1 / 8
-# One slow run counts at most as twice the usual, so that an outlier moves the estimate by an eighth.
-_OUTLIER = 2.0
 # Larger sizes are not tried behind one whose rate is less than this of the best.
 _CLEARLY_WORSE = 0.8
 # A larger batch must be so much faster per row: equal rates leave by the smaller one, whose rows are done sooner.
 _BETTER = 1.02
-# A size is tried again after so many batches, and only if that costs less than this part of the time since.
-_STALE_BATCHES = 64
+# A stale size is tried again only if that costs less than this part of the time since the last trial.
 _TRIAL_COST = 1 / 256
-# The peak is that of the last one to two of these many batches.
-_PEAK_BATCHES = 16
+# The first trials may have met a machine that was busy with something else: the next ones may cost more.
+_EARLY_RETRIALS = 2
+_EARLY_TRIAL_COST = 1 / 64
 # What was planned holds for so many batches; after the first few runs for less.
 _PLAN_BATCHES = 64
 _EARLY = 16
@@ -60,220 +57,6 @@ _EARLY = 16
 _ALONE_LEARNS = 8
 # A refusal to wait for want of trust brings it back by this much.
 _FORGIVE = 1 / 64
-
-
-def _bucket(rows: int) -> int:
-    """Two buckets for each doubling: 1, 2, 3, 4-5, 6-7, 8-11, 12-15, 16-23, ..."""
-    octave = rows.bit_length() - 1
-    return 2 * octave + (rows >> max(0, octave - 1) & 1 if octave else 0)
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Known:
-    """Batches of about the same size: typical rows and time, how many were run, and the last one's number."""
-
-    rows: float
-    us: float
-    runs: int
-    last: int
-
-
-class _Curve:
-    """`L(b)`: typical batch time by rows, between the measured sizes a straight line."""
-
-    def __init__(self) -> None:
-        self.batches = 0  # all that have been learned
-        self.busy_us = 0
-        self._known: dict[int, _Known] = {}
-        self._points: list[_Known] = []
-
-    def learn(self, rows: int, us: int) -> None:
-        """A batch of so many rows took so long."""
-        self.batches += 1
-        self.busy_us += us
-        bucket = _bucket(rows)
-        known = self._known.get(bucket)
-        if known is None:
-            self._known[bucket] = _Known(rows=rows, us=us, runs=1, last=self.batches)
-            self._sort()
-            return
-        known.runs += 1
-        known.last = self.batches
-        if known.runs <= _TRIAL_RUNS:
-            if us * known.rows < known.us * rows:
-                known.rows, known.us = rows, us
-            if known.runs == _TRIAL_RUNS:
-                self._sort()
-            return
-        known.us += _WEIGHT * (min(us, _OUTLIER * known.us * rows / known.rows) - known.us)
-        known.rows += _WEIGHT * (rows - known.rows)
-
-    def known(self, rows: int) -> _Known | None:
-        """What was measured at about this size."""
-        return self._known.get(_bucket(rows))
-
-    def fastest(self) -> _Known:
-        """The size of the best rate."""
-        return max(self._points, key=lambda point: point.rows / point.us)
-
-    def us(self, rows: float) -> float:
-        """Expected time.
-
-        Hopeful beyond what was measured: smaller batches have no fixed cost, larger ones go on as the last two.
-        """
-        points = self._points
-        place = bisect.bisect_left(points, rows, key=lambda point: point.rows)
-        if place == 0:
-            return points[0].us * rows / points[0].rows
-        if len(points) == 1:
-            return points[0].us
-        place = min(place, len(points) - 1)
-        low, high = points[place - 1], points[place]
-        slope = (high.us - low.us) / (high.rows - low.rows)
-        if rows > high.rows:
-            return high.us + max(0.0, slope) * (rows - high.rows)
-        return low.us + slope * (rows - low.rows)
-
-    def _sort(self) -> None:
-        """The line goes through the sizes with enough runs; before there is any, through what there is."""
-        believed = [known for known in self._known.values() if known.runs >= _TRIAL_RUNS]
-        self._points = sorted(believed or self._known.values(), key=lambda point: point.rows)
-
-
-class _Interval:
-    """A time that comes again and again: its usual length and how much that varies."""
-
-    def __init__(self) -> None:
-        self.mean_us = math.inf
-        self._deviation_us = 0.0
-
-    @property
-    def longest_us(self) -> float:
-        """What takes longer is overdue."""
-        return self.mean_us + max(6 * self._deviation_us, 2 * self.mean_us)
-
-    def learn(self, us: float) -> None:
-        if self.mean_us == math.inf:
-            self.mean_us, self._deviation_us = us, us / 2
-            return
-        # A pause says little about what comes within a burst; 100 us let the mean grow from nothing.
-        error_us = min(us, 4 * self.mean_us + 100) - self.mean_us
-        self._deviation_us += _WEIGHT * (abs(error_us) - self._deviation_us)
-        self.mean_us += _WEIGHT * error_us
-
-
-class _Arrivals:
-    """When the next requests are to be expected. `came` counts those since the last look; a look costs more."""
-
-    def __init__(self) -> None:
-        self.rows = 1.0
-        self.came = 0
-        self._came_rows = 0
-        self._first_us = 0
-        self._latest_us = 0
-        self._seen_us: int | None = None
-        self._is_after_batch = False
-        self._after_batch = _Interval()
-        self._after_arrival = _Interval()
-
-    def arrived(self, rows: int, now_us: int) -> None:
-        if not self.came:
-            self._first_us = now_us
-        self.came += 1
-        self._came_rows += rows
-        self._latest_us = now_us
-
-    def look(self) -> None:
-        """Learn from those who came, at least one, since the last look."""
-        came = self.came
-        self.rows += _WEIGHT * (self._came_rows / came - self.rows)
-        if self._seen_us is not None:
-            self._next.learn(float(max(0, self._first_us - self._seen_us)))
-        if came > 1:
-            self._after_arrival.learn((self._latest_us - self._first_us) / (came - 1))
-        self._seen_us = self._latest_us
-        self._is_after_batch = False
-        self.came = self._came_rows = 0
-
-    def finished(self, now_us: int) -> None:
-        if self.came:
-            self.look()
-        self._is_after_batch = True
-        self._seen_us = now_us
-
-    def wait_us(self, rows: float) -> float:
-        """How long so many rows, more than none, will be in coming from now on."""
-        return self._next.mean_us + self._more_us(rows)
-
-    def round_us(self, rows: float) -> float:
-        """How long so many rows, more than none, are in coming after the end of a batch."""
-        return self._after_batch.mean_us + self._more_us(rows)
-
-    def overdue_us(self) -> float:
-        """When the next request is overdue."""
-        return (self._seen_us or 0) + self._next.longest_us
-
-    @property
-    def _next(self) -> _Interval:
-        return self._after_batch if self._is_after_batch else self._after_arrival
-
-    def _more_us(self, rows: float) -> float:
-        """After the first of them."""
-        requests = rows / self.rows - 1
-        return requests * self._after_arrival.mean_us if requests > 0 else 0.0
-
-
-class _Crowd:
-    """`P` and `k`: the most requests in the system and the most batches at once, of late."""
-
-    def __init__(self) -> None:
-        self.requests = 1
-        self.instances = 1
-        self.running_batches = 0
-        self._ended = 0.0
-        self._earlier = (0.0, 1)
-        self._recent_requests = 0.0
-        self._recent_instances = 1
-        self._batches = 0
-
-    def finished(self, requests: float) -> None:
-        """Until the next arrival these are still counted: who has been answered may be about to come again."""
-        self._ended = requests
-        if self.running_batches:
-            self.running_batches -= 1
-        self._batches += 1
-        if self._batches == _PEAK_BATCHES:
-            self._batches = 0
-            self._earlier = (self._recent_requests, self._recent_instances)
-            self._recent_requests, self._recent_instances = 0.0, 1
-            self._sum_up()
-
-    def seen(self, here: int, *, running: int, is_arrival: bool) -> None:
-        """So many requests wait or run, of which so many run; `is_arrival`: some have come since the last batch."""
-        if not running:
-            self.running_batches = 0
-        if not is_arrival:
-            here += round(self._ended)
-        self._ended = 0.0
-        if here > self._recent_requests:
-            self._recent_requests = here
-            self._sum_up()
-
-    def sent(self) -> None:
-        self.running_batches += 1
-        if self.running_batches > self._recent_instances:
-            self._recent_instances = self.running_batches
-            self._sum_up()
-
-    def is_only(self, here: int) -> None:
-        """Nobody else comes, as a wait in vain has shown."""
-        self._earlier = (0.0, self._earlier[1])
-        self._recent_requests = here
-        self._sum_up()
-
-    def _sum_up(self) -> None:
-        self.requests = max(1, round(max(self._earlier[0], self._recent_requests)))
-        self.instances = max(self._earlier[1], self._recent_instances)
 
 
 class AdaptiveSizing:
@@ -292,9 +75,9 @@ class AdaptiveSizing:
         self._doublings = [1 << octave for octave in octaves]
         sizes = {1 << octave for octave in octaves} | {3 << octave for octave in octaves} | {max_batch_size}
         self._sizes = sorted(size for size in sizes if size <= max_batch_size)
-        self._curve = _Curve()
-        self._arrivals = _Arrivals()
-        self._crowd = _Crowd()
+        self._curve = Curve()
+        self._arrivals = Arrivals()
+        self._crowd = Crowd()
         self._costs_us: list[float] = []
         self._best: list[int] = []
         self._trials: tuple[int, ...] = ()
@@ -384,34 +167,35 @@ class AdaptiveSizing:
         """Sizes to try, in this order."""
         curve = self._curve
         fastest = curve.fastest()
-        fastest_rate = fastest.rows / fastest.us
-        allowance_us = _TRIAL_COST * (curve.busy_us - self._last_trial_busy_us)
+        fastest_rate = fastest.rows / curve.us(fastest.rows)
+        busy_us = curve.busy_us - self._last_trial_busy_us
         fresh: list[int] = []
         stale: list[tuple[int, int]] = []
-        below: _Known | None = None
+        below: Known | None = None
         for size in self._doublings:
             known = curve.known(size)
-            if known is None or known.runs < _TRIAL_RUNS:
+            if known is None or not known.is_believed:
                 # It takes at least as long as the size below; beyond the fastest size it is hardly faster per row.
-                if (
-                    below is None
-                    or (size if size < fastest.rows else below.rows) >= _CLEARLY_WORSE * fastest_rate * below.us
-                ):
+                hoped = size if below is None or size < fastest.rows else below.rows
+                if below is None or hoped >= _CLEARLY_WORSE * fastest_rate * curve.us(below.rows):
                     fresh.append(size)
                     continue
             else:
                 below = known
-            if curve.us(size) - size / fastest_rate <= allowance_us:
-                last = known.last if known else 0
-                if curve.batches - last >= _STALE_BATCHES:
-                    stale.append((last, size))
+                if known.trials:
+                    fresh.append(size)
+            last, retrials = (known.last, known.retrials) if known else (0, _EARLY_RETRIALS)
+            excess_us = curve.us(size) - size / fastest_rate
+            share = _TRIAL_COST if retrials >= _EARLY_RETRIALS else _EARLY_TRIAL_COST
+            if curve.batches - last >= STALE_BATCHES and excess_us <= share * busy_us:
+                stale.append((last, size))
         return (*fresh, *(size for _, size in sorted(stale)))
 
     def _trial(self, prefix_rows: Sequence[int], age_us: int) -> int:
         """A size to try now: one that can be made of what waits, within the latency target; 0 for none."""
         for size in self._trials:
             count = bisect.bisect_right(prefix_rows, size)
-            is_possible = count and _bucket(prefix_rows[count - 1]) == _bucket(size)
+            is_possible = count and bucket_of(prefix_rows[count - 1]) == bucket_of(size)
             if is_possible and age_us + self._curve.us(size) <= self._latency_target_us:
                 self._planned_at = -1
                 self._last_trial_busy_us = self._curve.busy_us
