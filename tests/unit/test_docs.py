@@ -11,6 +11,9 @@ from gateway.__main__ import app as cli
 from gateway.api.app import PATHS
 from gateway.core.errors import CLOSED_LIST
 from gateway.telemetry.metrics import Metrics
+from local_runtime.__main__ import main as local_main
+from local_runtime.protocol.metrics import render
+from local_runtime.scheduling.stats import StatsRecorder
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -39,3 +42,25 @@ def test_the_metrics_are_these():
 @pytest.mark.parametrize("name", [n for n, c in typer.main.get_command(cli).commands.items() if not c.hidden])
 def test_every_command_is_told(name):
     assert re.search(rf"gateway {name}|make {name}", README)
+
+
+RUNTIME = (Path(__file__).parents[2] / "docs" / "local-runtime.md").read_text()
+
+
+def test_the_local_runtimes_metrics_are_these():
+    lines = render([StatsRecorder(name="m", version="1").snapshot()], []).splitlines()
+    made = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    told = set()
+    for text in re.findall(r"`(nv_[a-z_{},]+?)(?:\{reason\})?`", RUNTIME):
+        before, _, rest = text.partition("{")
+        choices, _, after = rest.partition("}")
+        told |= {before + choice + after for choice in choices.split(",")}
+    assert told == made
+
+
+@pytest.mark.parametrize("option", ["--threads", "--model-control-mode", "--cache-size-bytes", "--exit-timeout-s"])
+def test_options_that_the_manual_names_exist(option, capsys):
+    with pytest.raises(SystemExit):
+        local_main(["serve", "--help"])
+    assert option in RUNTIME
+    assert option in capsys.readouterr().out
