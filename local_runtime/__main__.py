@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -199,6 +200,9 @@ async def _serve(options: argparse.Namespace) -> int:
             cache_size_bytes=options.cache_size_bytes,
         ),
     )
+    # What is loaded now stays: looking through torch for garbage again and again would stop the server for 0.1 s each.
+    gc.collect()
+    gc.freeze()
     # Only now: before, nothing is accepted that would have to be finished, and a signal ends the process at once.
     _stop_on_signals(stop)
     servers: list[HttpServer | GrpcServer] = []
@@ -221,7 +225,8 @@ async def _start(runtime: LocalRuntime, options: argparse.Namespace, servers: li
         where.append(f"grpc {options.grpc}")
     if options.http is not None:
         host, port = options.http
-        servers.append(start_http(HttpApp(runtime, max_input_bytes=options.http_max_input_size), host=host, port=port))
+        app = HttpApp(runtime, max_input_bytes=options.http_max_input_size)
+        servers.append(start_http(app, host=host, port=port))
         where.append(f"http {host}:{servers[-1].port}")
     _say(_start_line(runtime, " and ".join(where)))
 

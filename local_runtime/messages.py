@@ -5,6 +5,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 from numpy.typing import NDArray
 
 from local_runtime.errors import InferenceError
@@ -15,8 +16,7 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 Parameters: TypeAlias = Mapping[str, str | int | float | bool]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class InferRequest:
+class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One inference request.
 
     Args:
@@ -47,19 +47,17 @@ class InferRequest:
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
-    parameters: Parameters = dataclasses.field(default_factory=dict)
+    parameters: Parameters = msgspec.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Annotated:
+class Annotated(msgspec.Struct, frozen=True, kw_only=True):
     """Outputs with parameters that a Python model gave its response."""
 
     outputs: Tensors
     parameters: Parameters
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class InferAnswer:
+class InferAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The outputs of one request and how it was served: its only answer, or one of a decoupled model's many.
 
     `queue_us` and `compute_us` are the request's own wait and its batch's execution, in microseconds; for an
@@ -75,13 +73,12 @@ class InferAnswer:
     queue_us: int
     compute_us: int
     batch_size: int
-    parameters: Parameters = dataclasses.field(default_factory=dict)
+    parameters: Parameters = msgspec.field(default_factory=dict)
     error: InferenceError | None = None
     is_final: bool = True
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BatchExecuted:
+class BatchExecuted(msgspec.Struct, frozen=True, kw_only=True):
     """One execution of a model, as told to the observer. Times in microseconds, `batch_size` in rows."""
 
     model: str

@@ -1,11 +1,11 @@
 """Requests that `model_warmup` describes; what they make a model do is done before it is served."""
 
-import dataclasses
 import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from local_runtime.errors import InferenceError, ModelLoadError
@@ -48,7 +48,7 @@ def _request(warmup: Warmup, config: ModelConfig, folder: Path) -> CheckedReques
     added = {name: array for name, array in given.items() if name not in own}
     inputs = {**_whole_sequence(checked.inputs, config, folder), **added}
     rows = max(1, warmup.batch_size) if config.max_batch_size > 0 else 1
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         checked,
         inputs={name: array.repeat(rows, axis=0) if inner else array for name, array in inputs.items()},
         rows=rows,

@@ -1,8 +1,9 @@
 """What both servers do alike with the runtime's answers and descriptions."""
 
-import dataclasses
 import importlib.metadata
 from collections.abc import Mapping
+
+import msgspec
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer, InferRequest
@@ -42,7 +43,7 @@ def with_classes(runtime: LocalRuntime, answer: InferAnswer, classes: Mapping[st
             else array
             for name, array in answer.outputs.items()
         }
-    return dataclasses.replace(answer, outputs=outputs)
+    return msgspec.structs.replace(answer, outputs=outputs)
 
 
 def server_version() -> str:

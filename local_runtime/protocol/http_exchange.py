@@ -1,16 +1,11 @@
-"""One HTTP request and its answer, on the ASGI interface: bodies bounded in size, compressed or not."""
+"""What a request over HTTP says besides its body, and an answer in one piece. Bodies are bounded, compressed or not."""
 
-import dataclasses
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
-from typing import Any, TypeAlias
+
+import msgspec
 
 from local_runtime.protocol.oip_json import error_body
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON_TYPE = b"application/json"
 BINARY_TYPE = b"application/octet-stream"
@@ -29,76 +24,50 @@ class HttpError(Exception):
         self.headers = headers
 
 
-class Gone(Exception):
-    """The client left before it had sent its request."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Head:
+class Head(msgspec.Struct):
     """The header fields that matter here."""
 
     content_length: int = 0
+    is_chunked: bool = False
+    expects_continue: bool = False
     content_encoding: bytes = b""
     accept_encoding: bytes = b""
     json_length: int | None = None
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct):
     """An answer in one piece."""
 
     content: bytes = b""
-    status: int = HTTPStatus.OK
+    status: int = 200
     content_type: bytes = JSON_TYPE
     headers: "tuple[tuple[bytes, bytes], ...]" = ()
 
 
-def read_head(headers: Iterable[tuple[bytes, bytes]]) -> Head:
-    """Look at each field once. Raises HttpError 400 for a length that is none."""
-    head = Head()
-    for name, value in headers:
-        if name == b"content-length":
-            head.content_length = int(value)  # the parser has checked it
-        elif name == b"inference-header-content-length":
-            if not value.isdigit():
-                raise HttpError(HTTPStatus.BAD_REQUEST, "Inference-Header-Content-Length must be a number of bytes")
-            head.json_length = int(value[:20])
-        elif name == b"content-encoding":
-            head.content_encoding = value.strip().lower()
-        elif name == b"accept-encoding":
-            head.accept_encoding = value.lower()
-    return head
+def set_field(head: Head, name: bytes, value: bytes) -> None:
+    """Look at one header field. Raises HttpError 400 for a length that is none."""
+    name = name.lower()
+    if name == b"content-length":
+        head.content_length = int(value)  # the parser has checked it
+    elif name == b"inference-header-content-length":
+        if not value.isdigit():
+            raise HttpError(HTTPStatus.BAD_REQUEST, "Inference-Header-Content-Length must be a number of bytes")
+        head.json_length = int(value[:20])
+    elif name == b"transfer-encoding":
+        head.is_chunked = True
+    elif name == b"content-encoding":
+        head.content_encoding = value.strip().lower()
+    elif name == b"accept-encoding":
+        head.accept_encoding = value.lower()
+    elif name == b"expect":
+        head.expects_continue = value.lower() == b"100-continue"
 
 
-async def read_body(head: Head, receive: Receive, *, max_bytes: int) -> bytes:
-    """The whole body, decompressed. Raises HttpError 413 for more than `max_bytes`, before and after decompression."""
-    if head.content_length > max_bytes:
-        raise _too_large(max_bytes)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body") or message["type"] != "http.request":
-        body = await _rest(message, receive, max_bytes=max_bytes)
-    elif len(body) > max_bytes:
-        raise _too_large(max_bytes)
+def plain_body(head: Head, body: bytes, *, max_bytes: int) -> bytes:
+    """The body, decompressed. Raises HttpError: 413 for more than `max_bytes`, 415, or 400."""
     if not head.content_encoding or head.content_encoding == b"identity":
         return body
     return _decompressed(body, head.content_encoding, max_bytes=max_bytes)
-
-
-async def send_reply(send: Send, reply: Reply) -> None:
-    """The answer in two messages, as ASGI wants it."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": reply.status,
-            "headers": [
-                (b"content-type", reply.content_type),
-                (b"content-length", b"%d" % len(reply.content)),
-                *reply.headers,
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": reply.content})
 
 
 def compressed(reply: Reply, accept_encoding: bytes) -> Reply:
@@ -123,22 +92,6 @@ def error_reply(status: int, text: str, headers: "tuple[tuple[bytes, bytes], ...
     return Reply(status=status, content=error_body(text), headers=headers)
 
 
-async def _rest(message: MutableMapping[str, Any], receive: Receive, *, max_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        if message["type"] != "http.request":
-            raise Gone
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return b"".join(chunks)
-        message = await receive()
-
-
 def _decompressed(body: bytes, encoding: bytes, *, max_bytes: int) -> bytes:
     if encoding not in (b"gzip", b"deflate"):
         raise HttpError(
@@ -151,13 +104,14 @@ def _decompressed(body: bytes, encoding: bytes, *, max_bytes: int) -> bytes:
     except zlib.error as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not {encoding.decode()}: {error}") from error
     if len(plain) > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     if not unpacker.eof or unpacker.unused_data:
         raise HttpError(HTTPStatus.BAD_REQUEST, f"the {encoding.decode()} body is cut short or followed by other bytes")
     return plain
 
 
-def _too_large(max_bytes: int) -> HttpError:
+def too_large(max_bytes: int) -> HttpError:
+    """The refusal of a body beyond the limit."""
     return HttpError(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"request body exceeds the limit of {max_bytes} bytes (--http-max-input-size)",

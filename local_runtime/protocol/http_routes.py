@@ -16,24 +16,24 @@ class Route:
 
 
 # The one method of each call.
-METHODS: Mapping[str, str] = MappingProxyType(
+METHODS: Mapping[str, bytes] = MappingProxyType(
     {
-        "server": "GET",
-        "live": "GET",
-        "ready": "GET",
-        "metrics": "GET",
-        "metadata": "GET",
-        "model_ready": "GET",
-        "config": "GET",
-        "stats": "GET",
-        "infer": "POST",
-        "generate": "POST",
-        "generate_stream": "POST",
-        "index": "POST",
-        "load": "POST",
-        "unload": "POST",
-        "shared_memory_status": "GET",
-        "not_offered": "",  # any method: there is nothing to get or to post to
+        "server": b"GET",
+        "live": b"GET",
+        "ready": b"GET",
+        "metrics": b"GET",
+        "metadata": b"GET",
+        "model_ready": b"GET",
+        "config": b"GET",
+        "stats": b"GET",
+        "infer": b"POST",
+        "generate": b"POST",
+        "generate_stream": b"POST",
+        "index": b"POST",
+        "load": b"POST",
+        "unload": b"POST",
+        "shared_memory_status": b"GET",
+        "not_offered": b"",  # any method: there is nothing to get or to post to
     }
 )
 _FIXED: Mapping[tuple[str, ...], str] = MappingProxyType(

@@ -1,73 +1,65 @@
-"""uvicorn around the HTTP application: started and stopped by calls, on a socket bound before."""
+"""The HTTP server: a listening socket, its connections, and an end that finishes what was begun."""
 
 import asyncio
-import contextlib
 import os
 import socket
-from collections.abc import Generator
-from typing import Any, Final
+from typing import Final
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from local_runtime.protocol.oip_http import RUNNING, HttpApp
+from local_runtime.protocol.http_connection import HttpConnection
+from local_runtime.protocol.oip_http import HttpApp
 
 BACKLOG: Final = 2048
-KEEP_ALIVE_S: Final = 75  # longer than the 60 s of common load balancers, so that they close first
-
-
-class _Http(HttpToolsProtocol):
-    """HTTP/1.1 that ends what runs for a connection when the connection ends."""
-
-    def connection_made(self, transport: Any) -> None:
-        """Nothing runs yet."""
-        self._running: set[asyncio.Task[Any]] = set()
-        super().connection_made(transport)
-
-    def on_message_begin(self) -> None:
-        """Show the application where to say what runs."""
-        super().on_message_begin()
-        self.scope[RUNNING] = self._running  # type: ignore[literal-required]  # ASGI allows keys of one's own
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody waits for the answers any more."""
-        running = tuple(self._running)
-        self._running.clear()
-        for task in running:
-            task.cancel()
-        super().connection_lost(exc)
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, stopped by a call instead of by signals of its own."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.stop_asked = asyncio.Event()
-
-    async def main_loop(self) -> None:
-        """The original wakes up ten times a second, for a date header and a request limit that are not used here."""
-        await self.stop_asked.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Signals belong to the program."""
-        yield
+_CHECK_EVERY_S: Final = 1.0
+_SETTLE_S: Final = 0.01
 
 
 class HttpServer:
     """A running server. `port` is the one that was bound."""
 
-    def __init__(self, server: _Uvicorn, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, app: HttpApp) -> None:
         self.port: int = listener.getsockname()[1]
-        self._server = server
-        self._serving = asyncio.create_task(server.serve(sockets=[listener]))
+        self._connections: set[HttpConnection] = set()
+        self._listener = listener
+        self._app = app
+        self._stopping = asyncio.Event()
+        self._serving = asyncio.create_task(self._run())
 
     async def stop(self, *, grace_s: float) -> None:
         """Accept nothing more, close idle connections, finish requests for at most `grace_s`, then cut them off."""
-        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
-        self._server.stop_asked.set()
+        self._stopping.set()
         await self._serving
+        for connection in tuple(self._connections):
+            connection.stop()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace_s
+        while self._connections and loop.time() < end:  # noqa: ASYNC110 - few, seldom, and each may last
+            await asyncio.sleep(0.01)
+        cut_off = tuple(self._connections)
+        for connection in cut_off:
+            connection.abort()
+        if cut_off:
+            await asyncio.sleep(_SETTLE_S)  # what ran for them ends
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._connection, sock=self._listener, backlog=BACKLOG)
+        try:
+            while not self._stopping.is_set():
+                try:
+                    async with asyncio.timeout(_CHECK_EVERY_S):
+                        await self._stopping.wait()
+                except TimeoutError:
+                    self._check(loop.time())
+        finally:
+            server.close()
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self._app, self._connections, max_body_bytes=self._app.max_input_bytes)
+
+    def _check(self, now: float) -> None:
+        """Clients that are too slow are found here, so that requests need no timers."""
+        for connection in tuple(self._connections):
+            connection.check(now)
 
 
 def start_http(app: HttpApp, *, host: str, port: int) -> HttpServer:
@@ -77,18 +69,4 @@ def start_http(app: HttpApp, *, host: str, port: int) -> HttpServer:
         listener = socket.create_server((host, port), backlog=BACKLOG, family=family)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
-    config = uvicorn.Config(
-        app,
-        http=_Http,
-        ws="none",
-        interface="asgi3",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,  # who the client is matters to nobody here
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
-    return HttpServer(_Uvicorn(config), listener)
+    return HttpServer(listener, app)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, with Triton's extensions: an ASGI application.
+"""The Open Inference Protocol over HTTP, with Triton's extensions.
 
 No framework and no threads: a request costs its own parsing and nothing else. A client that disconnects takes its
 request out of the queue (Triton runs on).
@@ -19,21 +19,8 @@ from local_runtime.errors import ErrorCode, InferenceError, invalid
 from local_runtime.messages import InferAnswer
 from local_runtime.protocol import oip_describe
 from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version, with_classes
-from local_runtime.protocol.http_exchange import (
-    BINARY_TYPE,
-    Gone,
-    Head,
-    HttpError,
-    Receive,
-    Reply,
-    Scope,
-    Send,
-    compressed,
-    error_reply,
-    read_body,
-    read_head,
-    send_reply,
-)
+from local_runtime.protocol.http_connection import Exchange
+from local_runtime.protocol.http_exchange import BINARY_TYPE, HttpError, Reply, compressed, error_reply, plain_body
 from local_runtime.protocol.http_routes import METHODS, Route, route
 from local_runtime.protocol.metrics import CONTENT_TYPE, render
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
@@ -51,7 +38,7 @@ from local_runtime.protocol.oip_tensors import Malformed, refusing
 from local_runtime.runtime import LocalRuntime
 
 _log = logging.getLogger(__name__)
-_Call: TypeAlias = Callable[[Route, Head, Receive], Awaitable[Reply]]
+_Call: TypeAlias = Callable[[Route, Exchange], Awaitable[Reply]]
 
 STATUS: Mapping[ErrorCode, HTTPStatus] = MappingProxyType(
     {
@@ -64,14 +51,12 @@ STATUS: Mapping[ErrorCode, HTTPStatus] = MappingProxyType(
         ErrorCode.DEADLINE: HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
-RUNNING = "local_runtime.running"  # key of the scope: the tasks that end when the connection does
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _ONE_ANSWER = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
 )
 _NOT_OFFERED = "shared memory, trace and log settings are not offered by this server"
-_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _REMEMBERED_PATHS = 1024  # of clients that call few models; any other path is only a little slower
 
 
@@ -80,7 +65,7 @@ class HttpApp:
 
     def __init__(self, runtime: LocalRuntime, *, max_input_bytes: int) -> None:
         self._runtime = runtime
-        self._max_input_bytes = max_input_bytes
+        self.max_input_bytes = max_input_bytes
         self._route = functools.lru_cache(_REMEMBERED_PATHS)(route)
         self._calls: Mapping[str, _Call] = {
             "infer": self._infer,
@@ -100,33 +85,21 @@ class HttpApp:
             "not_offered": self._not_offered,
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        running: set[asyncio.Task[Any]] = scope.get(RUNNING, set())
-        task = asyncio.current_task()
-        if task is not None:
-            running.add(task)
+    def __call__(self, exchange: Exchange) -> None:
+        """One request: its answer goes to the exchange, now or later."""
         try:
-            await self._respond(scope, receive, send)
-        except Gone:
-            pass
-        except asyncio.CancelledError:
-            if task in running:
-                raise  # not by the client's leaving, which empties the set
-        finally:
-            if task is not None:
-                running.discard(task)
+            found = self._found(exchange)
+        except HttpError as error:
+            exchange.reply(error_reply(error.status, error.text, error.headers))
+            return
+        exchange.task = asyncio.get_running_loop().create_task(self._respond(found, exchange))
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, found: Route, exchange: Exchange) -> None:
         try:
-            found = self._found(scope)
-            head = read_head(scope["headers"])
             if found.call == "generate_stream":
-                reply = await self._generate_stream(found, head, receive, send)
-                if reply is None:
-                    return
-            else:
-                reply = await self._calls[found.call](found, head, receive)
+                await self._generate_stream(found, exchange)
+                return
+            reply = await self._calls[found.call](found, exchange)
         except InferenceError as error:
             reply = error_reply(STATUS[error.code], error.message)
         except HttpError as error:
@@ -134,21 +107,25 @@ class HttpApp:
         except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
             _log.exception("a request failed in the HTTP server")
             reply = error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_TEXT)
-        await send_reply(send, reply)
+        exchange.reply(reply)
 
-    def _found(self, scope: Scope) -> Route:
-        found = self._route(scope["raw_path"])
+    def _found(self, exchange: Exchange) -> Route:
+        found = self._route(exchange.path.partition(b"?")[0])
         if found is None:
             raise HttpError(HTTPStatus.NOT_FOUND, "Not Found")
         method = METHODS[found.call]
-        if method and scope["method"] != method:
-            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "Method Not Allowed", headers=((b"allow", method.encode()),))
+        if method and exchange.method != method:
+            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "Method Not Allowed", headers=((b"allow", method),))
         return found
+
+    def _body(self, exchange: Exchange) -> bytes:
+        return plain_body(exchange.head, exchange.body, max_bytes=self.max_input_bytes)
 
     # --- inference ------------------------------------------------------------------------------
 
-    async def _infer(self, found: Route, head: Head, receive: Receive) -> Reply:
-        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+    async def _infer(self, found: Route, exchange: Exchange) -> Reply:
+        body = self._body(exchange)
+        head = exchange.head
         if head.json_length == 0:
             asked = self._raw(found, body)
         else:
@@ -164,8 +141,8 @@ class HttpApp:
         is_batched = self._runtime.model_config(found.model, found.version).max_batch_size > 0
         return decode_raw(metadata, found.version, body, is_batched=is_batched)
 
-    async def _generate(self, found: Route, head: Head, receive: Receive) -> Reply:
-        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+    async def _generate(self, found: Route, exchange: Exchange) -> Reply:
+        body = self._body(exchange)
         request = decode_generate(self._runtime.model_metadata(found.model, found.version), found.version, body)
         only: InferAnswer | None = None
         async with contextlib.aclosing(self._runtime.stream(request)) as answers:
@@ -181,23 +158,17 @@ class HttpApp:
             raise InferenceError(ErrorCode.INTERNAL, _ONE_ANSWER)
         return Reply(content=encode_generate(only, request_id=request.request_id))
 
-    async def _generate_stream(self, found: Route, head: Head, receive: Receive, send: Send) -> Reply | None:
-        """Answers as server-sent events; what fails before the first is a plain answer, returned."""
-        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+    async def _generate_stream(self, found: Route, exchange: Exchange) -> None:
+        """Answers as server-sent events; what fails before the first is a plain answer."""
+        body = self._body(exchange)
         request = decode_generate(self._runtime.model_metadata(found.model, found.version), found.version, body)
-        has_begun = False
         async with contextlib.aclosing(self._events(request)) as events:
             async for status, event in events:
-                if not has_begun:
-                    if status is not HTTPStatus.OK:
-                        return Reply(status=status, content=event)
-                    await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _STREAM_HEADERS})
-                    has_begun = True
-                await send({"type": "http.response.body", "body": b"data: %b\n\n" % event, "more_body": True})
-        if not has_begun:
-            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _STREAM_HEADERS})
-        await send({"type": "http.response.body", "body": b""})
-        return None
+                if not exchange.is_streaming and status is not HTTPStatus.OK:
+                    exchange.reply(Reply(status=status, content=event))
+                    return
+                await exchange.event(event)
+        await exchange.end()
 
     async def _events(self, request: Any) -> AsyncGenerator[tuple[HTTPStatus, bytes], None]:
         try:
@@ -212,65 +183,65 @@ class HttpApp:
 
     # --- what there is --------------------------------------------------------------------------
 
-    async def _server(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _server(self, _found: Route, _exchange: Exchange) -> Reply:
         return Reply(content=dump(oip_describe.server(server_version())))
 
-    async def _live(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _live(self, _found: Route, _exchange: Exchange) -> Reply:
         return Reply()  # no body, as in Triton: its aio client never reads one, and would lose the connection
 
-    async def _ready(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _ready(self, _found: Route, _exchange: Exchange) -> Reply:
         """Where it is not ready, Triton answers 400; 503 is what load balancers and other such servers know."""
         return Reply(status=HTTPStatus.OK if self._runtime.is_server_ready() else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    async def _model_ready(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _model_ready(self, found: Route, _exchange: Exchange) -> Reply:
         if self._runtime.is_ready(found.model, found.version):
             return Reply()
         return error_reply(HTTPStatus.SERVICE_UNAVAILABLE, "Model version not ready")
 
-    async def _metadata(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _metadata(self, found: Route, _exchange: Exchange) -> Reply:
         return Reply(content=dump(oip_describe.metadata(self._runtime.model_metadata(found.model, found.version))))
 
-    async def _config(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _config(self, found: Route, _exchange: Exchange) -> Reply:
         return Reply(content=dump(oip_describe.config(self._runtime.model_config(found.model, found.version))))
 
-    async def _stats(self, found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _stats(self, found: Route, _exchange: Exchange) -> Reply:
         return Reply(content=dump(oip_describe.statistics(self._runtime.statistics(found.model, found.version))))
 
-    async def _metrics(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _metrics(self, _found: Route, _exchange: Exchange) -> Reply:
         page = render(self._runtime.statistics(), self._runtime.custom_metrics.families())
         return Reply(content=page.encode(), content_type=CONTENT_TYPE)
 
-    async def _no_regions(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _no_regions(self, _found: Route, _exchange: Exchange) -> Reply:
         return Reply(content=b"[]")
 
-    async def _not_offered(self, _found: Route, _head: Head, _receive: Receive) -> Reply:
+    async def _not_offered(self, _found: Route, _exchange: Exchange) -> Reply:
         raise InferenceError(ErrorCode.UNSUPPORTED, _NOT_OFFERED)
 
     # --- model control --------------------------------------------------------------------------
 
-    async def _index(self, _found: Route, head: Head, receive: Receive) -> Reply:
-        document = await self._document(head, receive)
+    async def _index(self, _found: Route, exchange: Exchange) -> Reply:
+        document = self._document(exchange)
         ready_only = document.get("ready", False)
         if not isinstance(ready_only, bool):
             raise invalid("Unable to parse 'ready': must be true or false")
         return Reply(content=dump(oip_describe.index(self._runtime.index(ready_only=ready_only))))
 
-    async def _load(self, found: Route, head: Head, receive: Receive) -> Reply:
-        config, files = _load_parameters(await self._document(head, receive))
+    async def _load(self, found: Route, exchange: Exchange) -> Reply:
+        config, files = _load_parameters(self._document(exchange))
         await self._runtime.load(found.model, config=config, files=files or None)
         return Reply()
 
-    async def _unload(self, found: Route, head: Head, receive: Receive) -> Reply:
-        parameters = _object(await self._document(head, receive), "parameters")
+    async def _unload(self, found: Route, exchange: Exchange) -> Reply:
+        parameters = _object(self._document(exchange), "parameters")
         with_dependents = parameters.get("unload_dependents", False)
         if not isinstance(with_dependents, bool):
             raise invalid("Unable to parse 'unload_dependents': must be true or false")
         await self._runtime.unload(found.model, unload_dependents=with_dependents)
         return Reply()
 
-    async def _document(self, head: Head, receive: Receive) -> dict[str, Any]:
+    def _document(self, exchange: Exchange) -> dict[str, Any]:
         """The body of a call that needs none."""
-        body = await read_body(head, receive, max_bytes=self._max_input_bytes)
+        body = self._body(exchange)
         return parse(body) if body.strip() else {}
 
 

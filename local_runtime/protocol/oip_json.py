@@ -4,12 +4,12 @@ Sources: `inference_rest.md` of the Open Inference Protocol, Triton's `protocol/
 server, requests may hold the bare words NaN and Infinity, and answers hold them where a tensor does.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import orjson
 
 from local_runtime.errors import ErrorCode, InferenceError, invalid, with_request_id
@@ -23,8 +23,7 @@ _NO_BINARY: Mapping[str, bool] = MappingProxyType({})
 _NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JsonInfer:
+class JsonInfer(msgspec.Struct, frozen=True, kw_only=True):
     """A request and how its caller wants the answer.
 
     Args:
@@ -40,8 +39,7 @@ class JsonInfer:
     classes: Mapping[str, int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class Body(msgspec.Struct, frozen=True, kw_only=True):
     """An answer's body; `json_length` is that of its JSON part where bytes of tensors follow it."""
 
     content: bytes

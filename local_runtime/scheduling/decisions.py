@@ -4,17 +4,17 @@ A policy is pure: it is told the time (`now_us`, any monotonic clock) and which 
 and wakes nobody. `batching.Batcher` and `sequencing.Sequencer` are the two policies.
 """
 
-import dataclasses
 import enum
 from collections.abc import Hashable, Sequence
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 # Triton's correlation ids: unsigned 64-bit integers or strings; 0 and "" mean that there is none.
 CorrelationId: TypeAlias = int | str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedRequest:
+class QueuedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy knows of a request: its rows and whether it may share a batch, never its tensors.
 
     Args:
@@ -61,8 +61,7 @@ class DropReason(enum.StrEnum):
     SEQUENCE_IDLE = "sequence_idle"  # its sequence was silent for too long and lost its place
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """A request that has left the queue without being run."""
 
     id: int
@@ -82,8 +81,7 @@ class DispatchReason(enum.StrEnum):
     SLOTS_FILLED = "slots_filled"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a sequence batch, as the control inputs tell it to the model.
 
     `request` is None for a slot with nothing to do, which the model must skip (READY false).
@@ -95,8 +93,7 @@ class Slot:
     is_end: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     """Run these requests as one batch, in this order, on that instance. They have left the queue.
 
     `slots` is set by sequence policies only: one for each row, those of `ids` in the same order among them.
@@ -110,16 +107,14 @@ class Dispatch:
     dropped: tuple[Dropped, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WaitUntil:
+class WaitUntil(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to run yet: ask again at `at_us`, or when a request arrives or an instance becomes free."""
 
     at_us: int
     dropped: tuple[Dropped, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
     """Time alone will change nothing: ask again when a request arrives or an instance becomes free."""
 
     dropped: tuple[Dropped, ...] = ()

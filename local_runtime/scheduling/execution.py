@@ -1,9 +1,10 @@
 """What a scheduler hands to an instance and what it gets back. The instances themselves are in `executors`."""
 
-import dataclasses
 import enum
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from local_runtime.errors import InferenceError
 from local_runtime.messages import Annotated, Tensors
@@ -20,8 +21,7 @@ class Deferred(enum.Enum):
 Outcome: TypeAlias = Tensors | Annotated | InferenceError | Deferred
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Executed:
+class Executed(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one batch: one outcome for each member, in order, and where the time went."""
 
     outcomes: Sequence[Outcome]

@@ -6,12 +6,13 @@ loop are all queued before the first decision, so a burst becomes a batch withou
 
 import asyncio
 import collections
-import dataclasses
 import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from local_runtime.errors import (
     ErrorCode,
@@ -45,8 +46,7 @@ _log = logging.getLogger(__name__)
 _TIMER_RESOLUTION_US = 1_000
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """One request's outputs (none where they went through `respond`); `batch_size` in rows, times in microseconds."""
 
     outputs: Tensors
@@ -252,7 +252,7 @@ class ModelScheduler:
         if slot.request is None:
             nobody = InferRequest(model=self._model, inputs={})
             return CheckedRequest(source=nobody, inputs=inputs, rows=1, batch_key=request.batch_key, outputs=outputs)
-        return dataclasses.replace(request, inputs=inputs, outputs=outputs)
+        return msgspec.structs.replace(request, inputs=inputs, outputs=outputs)
 
     def _done(self, loop: asyncio.AbstractEventLoop, running: _Running, executed: Executed) -> None:
         """In the instance's thread: hand the outcome to the event loop."""
@@ -368,7 +368,7 @@ def _stateless(extra: SequenceInputs, slot: Slot, outcome: Outcome) -> Outcome:
     if isinstance(outcome, InferenceError | Deferred):
         return outcome
     if isinstance(outcome, Annotated):
-        return dataclasses.replace(outcome, outputs=extra.store(slot, outcome.outputs))
+        return msgspec.structs.replace(outcome, outputs=extra.store(slot, outcome.outputs))
     return extra.store(slot, outcome)
 
 

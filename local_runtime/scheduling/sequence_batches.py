@@ -12,6 +12,8 @@ import dataclasses
 import operator
 from typing import Protocol
 
+import msgspec
+
 from local_runtime.repository.model_config import DirectStrategy, DynamicBatching, OldestStrategy
 from local_runtime.scheduling.batching import Batcher
 from local_runtime.scheduling.decisions import (
@@ -148,7 +150,7 @@ class OldestHeads:
         if not isinstance(decision, Dispatch):
             return decision
         slots = tuple(_slot(self._offered.pop(request_id)) for request_id in decision.ids)
-        return dataclasses.replace(decision, slots=slots)
+        return msgspec.structs.replace(decision, slots=slots)
 
     def finished(self, dispatch: Dispatch, *, now_us: int, compute_us: int) -> None:
         """See `Heads`."""

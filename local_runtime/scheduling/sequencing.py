@@ -19,6 +19,8 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+import msgspec
+
 from local_runtime.repository.model_config import DirectStrategy, SequenceBatching
 from local_runtime.scheduling.decisions import (
     Admission,
@@ -139,7 +141,7 @@ class Sequencer:
             decision = self._heads.decide(instance, now_us=now_us)
             if isinstance(decision, Dispatch):
                 self._start(decision)
-                return dataclasses.replace(decision, dropped=dropped) if dropped else decision
+                return msgspec.structs.replace(decision, dropped=dropped) if dropped else decision
             if isinstance(decision, WaitUntil):
                 wakes.append(decision.at_us)
         return WaitUntil(at_us=min(wakes), dropped=dropped) if wakes else Idle(dropped=dropped)

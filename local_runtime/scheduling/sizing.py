@@ -1,16 +1,16 @@
 """How large the next batch shall be, given what waits: Triton's rule. `adaptive` is our own answer to that."""
 
 import bisect
-import dataclasses
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from local_runtime.repository.model_config import DynamicBatching
 from local_runtime.scheduling.decisions import DispatchReason
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """The front of the queue while an instance is free.
 
     Args:
@@ -29,16 +29,14 @@ class QueueView:
     running: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(msgspec.Struct, frozen=True, kw_only=True):
     """Run the first `count` requests now."""
 
     count: int
     reason: DispatchReason
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for company until `until_us` at the latest, or until a request arrives."""
 
     until_us: int

@@ -8,6 +8,8 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 
 class FailureReason(enum.StrEnum):
     """The label of `nv_inference_request_failure`."""
@@ -26,8 +28,7 @@ class Duration:
     total_us: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True, kw_only=True):
     """One execution, in microseconds: batch put together, model run, outputs taken apart."""
 
     input_us: int = 0

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from local_runtime.errors import InferenceError, invalid, model_fault, with_request_id, wrong_inputs
@@ -39,8 +40,7 @@ class Cancellation:
         self.is_cancelled = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedRequest:
+class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that fits the model.
 
     Args:
@@ -59,7 +59,7 @@ class CheckedRequest:
     rows: int
     batch_key: Hashable
     outputs: tuple[str, ...]
-    cancellation: Cancellation = dataclasses.field(default_factory=Cancellation)
+    cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
     respond: Respond | None = None
 
     @property

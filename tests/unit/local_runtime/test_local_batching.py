@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 from collections.abc import Hashable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -490,7 +491,7 @@ class Spy:
         self.told = []
 
     def choose(self, view, now_us):
-        self.told.append(dataclasses.replace(view, prefix_rows=tuple(view.prefix_rows)))
+        self.told.append(msgspec.structs.replace(view, prefix_rows=tuple(view.prefix_rows)))
         enough = len(view.prefix_rows) >= 2
         return Send(count=2, reason=DispatchReason.ADAPTIVE) if enough else Hold(until_us=now_us + 7)
 

@@ -1,7 +1,6 @@
 """Which requests are equal, and what is kept of their answers."""
 
-import dataclasses
-
+import msgspec.structs
 import numpy as np
 
 from local_runtime.messages import InferRequest
@@ -87,5 +86,5 @@ def test_putting_a_key_again_replaces_it():
 
 def test_sources_differ_only_in_what_does_not_matter():
     one = checked(x=np.ones(1))
-    other = dataclasses.replace(one, source=dataclasses.replace(one.source, priority=3))
+    other = msgspec.structs.replace(one, source=msgspec.structs.replace(one.source, priority=3))
     assert cache_key(1, one) == cache_key(1, other)
