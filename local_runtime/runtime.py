@@ -1,16 +1,14 @@
 """The face of the local runtime: open a model repository, ask it, change what it serves, close it."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from local_runtime.decoupled import DecoupledCall
 from local_runtime.errors import (
     ErrorCode,
     InferenceError,
@@ -20,8 +18,6 @@ from local_runtime.errors import (
     stopping,
 )
 from local_runtime.executors.model_metrics import MetricRegistry
-from local_runtime.lifecycle import ModelTable
-from local_runtime.loader import LoadOptions, ServedModel, monotonic_us
 from local_runtime.messages import (
     BatchExecuted,
     InferAnswer,
@@ -37,6 +33,10 @@ from local_runtime.scheduling import ensemble
 from local_runtime.scheduling.response_cache import ResponseCache, cache_key
 from local_runtime.scheduling.stats import Compute, FailureReason, ModelStatistics
 from local_runtime.scheduling.validation import CheckedRequest
+from local_runtime.serving.decoupled import DecoupledCall
+from local_runtime.serving.lifecycle import Lifecycle
+from local_runtime.serving.loader import LoadOptions, ServedModel, monotonic_us
+from local_runtime.serving.model_services import ModelServices
 
 __all__ = [
     "BatchExecuted",
@@ -98,11 +98,12 @@ class LocalRuntime:
             threads=options.threads,
             max_queue_size=options.max_queue_size,
             observer=observer,
-            services=_ModelServices(self, asyncio.get_running_loop()),
+            services=ModelServices(self, asyncio.get_running_loop()),
         )
-        self._models = ModelTable(
+        self._lifecycle = Lifecycle(
             repository, control=options.control_mode, options=load_options, load_threads=options.load_threads
         )
+        self._models = self._lifecycle.table
         self._cache = ResponseCache(options.cache_size_bytes) if options.cache_size_bytes else None
         self._is_closing = False
         self._poller: asyncio.Task[None] | None = None
@@ -129,7 +130,7 @@ class LocalRuntime:
         elif models is not None and "*" in models:
             models = None
         try:
-            await runtime._models.open(models)
+            await runtime._lifecycle.open(models)
         except BaseException:
             await runtime.close()
             raise
@@ -191,7 +192,7 @@ class LocalRuntime:
 
     def index(self, *, ready_only: bool = False) -> tuple[ModelStatus, ...]:
         """Every model and version that is known, by name and version, with its state."""
-        return tuple(status for status in self._models.index() if not ready_only or status.state is ModelState.READY)
+        return tuple(status for status in self._lifecycle.index() if not ready_only or status.state is ModelState.READY)
 
     def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
         """What the protocol tells about a model; NOT_FOUND if it is not served."""
@@ -220,9 +221,7 @@ class LocalRuntime:
         else:
             chosen = self._models.versions(model) if model else list(self._models.served())
         return tuple(
-            served.stats.snapshot(
-                pending_count=len(served.scheduler) if served.scheduler is not None else 0, load_us=served.load_us
-            )
+            served.stats.snapshot(pending_count=0 if served.scheduler is None else len(served.scheduler))
             for served in chosen
         )
 
@@ -236,14 +235,14 @@ class LocalRuntime:
 
         Raises InferenceError, with what was served before still served.
         """
-        await self._models.load(model, config=config, files=files or {})
+        await self._lifecycle.load(model, config=config, files=files or {})
 
     async def unload(self, model: str, *, unload_dependents: bool = False) -> None:
         """Stop to serve a model (explicit control only); requests that it has accepted still end.
 
         With `unload_dependents` the models that an ensemble is made of go, too.
         """
-        await self._models.unload(model, unload_dependents=unload_dependents)
+        await self._lifecycle.unload(model, unload_dependents=unload_dependents)
 
     async def close(self) -> None:
         """Refuse new requests, finish accepted ones within the grace time, fail the rest, unload models."""
@@ -252,14 +251,15 @@ class LocalRuntime:
         self._is_closing = True
         if self._poller is not None:
             self._poller.cancel()
-        await self._models.close(grace_us=self._options.close_grace_us)
+            await asyncio.gather(self._poller, return_exceptions=True)
+        await self._lifecycle.close(grace_us=self._options.close_grace_us)
 
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._options.poll_interval_us / 1_000_000)
             try:
-                await self._models.poll()
-            except OSError:
+                await self._lifecycle.poll()
+            except Exception:  # noqa: BLE001 - whatever it is, the next look may be better
                 _log.exception("failed to poll the model repository")
 
     async def _answer(self, request: InferRequest, *, deadline_us: int | None) -> InferAnswer:
@@ -282,7 +282,7 @@ class LocalRuntime:
             outputs=answered.outputs,
             parameters=answered.parameters,
             queue_us=answered.queue_us,
-            compute_us=answered.compute_us,
+            compute_us=answered.compute.total_us,
             batch_size=answered.batch_size,
         )
 
@@ -291,21 +291,22 @@ class LocalRuntime:
     ) -> InferAnswer:
         began_us = monotonic_us()
         key = cache_key(served.number, checked)
-        outputs = cache.get(key)
+        kept = cache.get(key)
         lookup_us = monotonic_us() - began_us
-        if outputs is not None:
+        if kept is not None:
             served.stats.hit(lookup_us=lookup_us)
             return InferAnswer(
                 model=served.config.name,
                 version=served.version,
-                outputs=outputs,
+                outputs=kept.outputs,
+                parameters=kept.parameters,
                 queue_us=0,
                 compute_us=0,
                 batch_size=checked.rows,
             )
         answer = await self._execute(served, checked, deadline_us=deadline_us)
         began_us = monotonic_us()
-        cache.put(key, answer.outputs)
+        cache.put(key, answer.outputs, answer.parameters)
         served.stats.missed(lookup_us=lookup_us + monotonic_us() - began_us)
         return answer
 
@@ -335,51 +336,6 @@ class LocalRuntime:
             compute_us=result.compute_us,
             batch_size=checked.rows,
         )
-
-
-class _ModelServices:
-    """What Python models may ask of the runtime, from the threads of their instances."""
-
-    def __init__(self, runtime: LocalRuntime, loop: asyncio.AbstractEventLoop) -> None:
-        self._runtime = runtime
-        self._loop = loop
-
-    @property
-    def metrics(self) -> MetricRegistry:
-        """Where models keep metrics of their own."""
-        return self._runtime.custom_metrics
-
-    def infer(self, request: InferRequest) -> "concurrent.futures.Future[InferAnswer]":
-        """Ask another model."""
-        return asyncio.run_coroutine_threadsafe(self._runtime.infer_accepted(request), self._loop)
-
-    def stream(self, request: InferRequest) -> Iterator[InferAnswer]:
-        """Ask another model for all of its answers."""
-        answers = self._runtime.stream_accepted(request)
-
-        async def take() -> InferAnswer | None:
-            return await anext(answers, None)
-
-        async def leave() -> None:
-            await answers.aclose()
-
-        try:
-            while (answer := asyncio.run_coroutine_threadsafe(take(), self._loop).result()) is not None:
-                yield answer
-        finally:
-            asyncio.run_coroutine_threadsafe(leave(), self._loop).result()
-
-    def load(self, model: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load or reload a model."""
-        asyncio.run_coroutine_threadsafe(self._runtime.load(model, config=config, files=files), self._loop).result()
-
-    def unload(self, model: str) -> None:
-        """Unload a model."""
-        asyncio.run_coroutine_threadsafe(self._runtime.unload(model), self._loop).result()
-
-    def is_ready(self, model: str, version: str = "") -> bool:
-        """Whether that model can be asked now."""
-        return self._runtime.is_ready(model, version)
 
 
 def _tensor_metadata(spec: TensorSpec, config: ModelConfig) -> TensorMetadata:

@@ -24,6 +24,8 @@ GRPC_NAMES: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.INTERNAL: "INTERNAL",
     ErrorCode.UNAVAILABLE: "UNAVAILABLE",
     ErrorCode.CANCELLED: "CANCELLED",
+    ErrorCode.ALREADY_EXISTS: "ALREADY_EXISTS",
+    ErrorCode.UNKNOWN: "UNKNOWN",
     ErrorCode.DEADLINE: "DEADLINE_EXCEEDED",
 }
 

@@ -60,9 +60,12 @@ class Instance:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._loaded: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Whoever waits may leave, but loading and unloading go on: from now on neither can be cancelled.
+        self._loaded.set_running_or_notify_cancel()
+        self._ended.set_running_or_notify_cancel()
 
     def start(self) -> concurrent.futures.Future[None]:
-        """Begin to load; the future ends when the model can run, or with ModelLoadError."""
+        """Begin to load; the future ends when the model can run, or with ModelLoadError. It cannot be cancelled."""
         self._thread.start()
         return self._loaded
 
@@ -71,7 +74,7 @@ class Instance:
         self._jobs.put((members, done))
 
     def stop(self) -> concurrent.futures.Future[None]:
-        """Unload after the batches already submitted; the future ends when that is done."""
+        """Unload after the batches already submitted; the future ends when that is done. It cannot be cancelled."""
         self._jobs.put(None)
         return self._ended
 

@@ -2,44 +2,32 @@
 
 import importlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
-from local_runtime.executors.outcomes import answers, compute_between, input_specs, isolated, one_by_one, output_specs
+from local_runtime.executors.outcomes import answers, compute_between, executed, input_specs
 from local_runtime.messages import Array
 from local_runtime.repository.completion import Placement
+from local_runtime.repository.config_words import ONNX_DATATYPES, config_word
 from local_runtime.repository.model_config import InstanceKind, ModelConfig, TensorSpec
 from local_runtime.scheduling import collate
 from local_runtime.scheduling.execution import Executed
-from local_runtime.scheduling.validation import CheckedRequest, bytes_array
+from local_runtime.scheduling.validation import CheckedRequest, bytes_array, output_specs
 
-# onnxruntime's name of each type. BF16 is missing: onnxruntime takes and gives no numpy arrays of it.
-_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "tensor(bool)": "BOOL",
-        "tensor(uint8)": "UINT8",
-        "tensor(uint16)": "UINT16",
-        "tensor(uint32)": "UINT32",
-        "tensor(uint64)": "UINT64",
-        "tensor(int8)": "INT8",
-        "tensor(int16)": "INT16",
-        "tensor(int32)": "INT32",
-        "tensor(int64)": "INT64",
-        "tensor(float16)": "FP16",
-        "tensor(float)": "FP32",
-        "tensor(double)": "FP64",
-        "tensor(string)": "BYTES",
-    }
-)
+
+_CPU = "CPUExecutionProvider"
+_CUDA = "CUDAExecutionProvider"
 
 
 class OnnxModel:
-    """One instance, on the CPU with so many threads, or on the GPU where its placement and onnxruntime say so."""
+    """One instance, on the CPU with so many threads, or on the GPU where its placement says so.
+
+    Raises ModelLoadError, also where onnxruntime cannot use the GPU: never does it run elsewhere instead.
+    """
 
     def __init__(self, *, config: ModelConfig, file: Path, placement: Placement, threads: int) -> None:
         try:
@@ -48,22 +36,25 @@ class OnnxModel:
         except ImportError as error:
             raise ModelLoadError(f"model '{config.name}' needs the package onnxruntime, which is absent") from error
         self._config = config
+        providers = _providers(onnxruntime, placement, model=config.name)
         try:
             self._session: Any = onnxruntime.InferenceSession(
                 str(file),
                 _options(onnxruntime, threads),
-                providers=_providers(onnxruntime, placement),
+                providers=providers,
             )
         except Exception as error:
             raise ModelLoadError(f"failed to load model '{config.name}': {error}") from error
+        if placement.kind is InstanceKind.GPU and _CUDA not in self._session.get_providers():
+            # onnxruntime was built for CUDA, yet could not start it and went on with the CPU.
+            raise _no_cuda(config.name)
         _check(config.name, "input", input_specs(config), self._session.get_inputs())
         _check(config.name, "output", output_specs(config), self._session.get_outputs())
         self._output_names = [spec.name for spec in output_specs(config)]
 
     def execute(self, members: Sequence[CheckedRequest]) -> Executed:
-        """Run the members as one batch; if that fails, each alone, so that only the bad one fails."""
-        run = one_by_one if self._config.max_batch_size == 0 else isolated
-        return run(members, self._run, failure=_execute_failure)
+        """Run the members as one batch; see `outcomes.executed` for what becomes of a failure."""
+        return executed(members, self._run, config=self._config, failure=_execute_failure)
 
     def close(self) -> None:
         """Let go of the weights."""
@@ -90,12 +81,20 @@ def _options(onnxruntime: Any, threads: int) -> Any:
     return options
 
 
-def _providers(onnxruntime: Any, placement: Placement) -> list[Any]:
-    cpu = "CPUExecutionProvider"
-    cuda = "CUDAExecutionProvider"
-    if placement.kind is not InstanceKind.GPU or cuda not in onnxruntime.get_available_providers():
-        return [cpu]
-    return [(cuda, {"device_id": placement.device_id}), cpu]
+def _providers(onnxruntime: Any, placement: Placement, *, model: str) -> list[Any]:
+    if placement.kind is not InstanceKind.GPU:
+        return [_CPU]
+    if _CUDA not in onnxruntime.get_available_providers():
+        raise _no_cuda(model)
+    # What CUDA lacks an operator for runs on the CPU.
+    return [(_CUDA, {"device_id": placement.device_id}), _CPU]
+
+
+def _no_cuda(model: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"model '{model}' is to run on a GPU, but onnxruntime cannot use CUDA here: install onnxruntime-gpu or say "
+        "KIND_CPU in its instance_group"
+    )
 
 
 def _check(model: str, what: str, specs: Iterable[TensorSpec], offered: Iterable[Any]) -> None:
@@ -105,18 +104,14 @@ def _check(model: str, what: str, specs: Iterable[TensorSpec], offered: Iterable
         if spec.name not in types:
             allowed = ", ".join(sorted(types))
             raise ModelLoadError(f"unexpected inference {what} '{spec.name}', allowed {what}s are: {allowed}")
-        datatype = _TYPES.get(types[spec.name])
+        datatype = ONNX_DATATYPES.get(types[spec.name])
         if datatype is None:
             raise ModelLoadError(f"{types[spec.name]} of {what} '{spec.name}' of model '{model}' is not supported")
         if datatype != spec.datatype:
             raise ModelLoadError(
-                f"unable to load model '{model}', configuration expects datatype {_config_word(spec.datatype)} for "
-                f"{what} '{spec.name}', model provides {_config_word(datatype)}"
+                f"unable to load model '{model}', configuration expects datatype {config_word(spec.datatype)} for "
+                f"{what} '{spec.name}', model provides {config_word(datatype)}"
             )
-
-
-def _config_word(datatype: str) -> str:
-    return f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}"
 
 
 def _texts(array: Array) -> Array:

@@ -16,8 +16,8 @@ from typing import Any
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.executors.coroutines import CoroutineThread
-from local_runtime.executors.model_files import execute_file, forget_file
-from local_runtime.executors.outcomes import compute_between, isolated, output_specs
+from local_runtime.executors.outcomes import compute_between, isolated, together
+from local_runtime.executors.own_modules import OwnModules
 from local_runtime.executors.services import Services
 from local_runtime.executors.shim import context
 from local_runtime.executors.shim.context import ModelContext
@@ -29,8 +29,7 @@ from local_runtime.repository.completion import Placement, completed, triton_jso
 from local_runtime.repository.model_config import ModelConfig
 from local_runtime.scheduling import collate
 from local_runtime.scheduling.execution import Deferred, Executed, Outcome
-from local_runtime.scheduling.stats import Compute
-from local_runtime.scheduling.validation import CheckedRequest, bytes_array, check_outputs
+from local_runtime.scheduling.validation import CheckedRequest, bytes_array, check_outputs, output_specs
 
 
 class PythonModel:
@@ -67,12 +66,14 @@ class PythonModel:
         self._version = int(version)
         self._instance_name = placement.name
         self._file = file
-        owner = ModelContext(folder=str(file.parent), services=services)
+        owner = ModelContext(
+            folder=str(file.parent), package=context.new_package(f"{placement.name}_v{version}"), services=services
+        )
         context.enter(owner)
         self._coroutines = CoroutineThread(
             name=f"{placement.name}_asyncio", enter=functools.partial(context.enter, owner)
         )
-        self._module = execute_file(file, name=f"triton_model_{placement.name}_v{version}_{id(self)}", owner=owner)
+        self._modules = OwnModules(file.parent, owner=owner)
         arguments = {
             "model_config": triton_json(completed(config, placements)),
             "model_instance_kind": placement.kind.value.removeprefix("KIND_"),
@@ -83,9 +84,9 @@ class PythonModel:
             "model_name": config.name,
         }
         try:
-            self._model = _initialized(self._module, arguments)
+            self._model = _initialized(self._modules.execute(file), arguments)
         except BaseException:
-            forget_file(self._module)
+            self._modules.forget()
             raise
 
     def execute(self, members: Sequence[CheckedRequest]) -> Executed:
@@ -93,11 +94,8 @@ class PythonModel:
         if self._config.is_decoupled:
             return self._run_decoupled(members)
         if self._config.sequence_batching is None:
-            return isolated(members, self._run, failure=self._raised)
-        try:
-            return self._run(members)
-        except BaseException as error:  # noqa: BLE001 - model code may raise anything, SystemExit too
-            return Executed(outcomes=[self._raised(error)] * len(members), compute=Compute())
+            return isolated(members, self._run, model=self._config.name, failure=self._raised)
+        return together(members, self._run, failure=self._raised)
 
     def close(self) -> None:
         """Let the model finalize."""
@@ -106,7 +104,7 @@ class PythonModel:
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
         finally:
-            forget_file(self._module)
+            self._modules.forget()
 
     def _run(self, members: Sequence[CheckedRequest]) -> Executed:
         start_ns = time.perf_counter_ns()
@@ -207,7 +205,7 @@ class PythonModel:
             return self._failure(str(fault))
         except InferenceError as fault:
             return fault
-        parameters = response.own_parameters()
+        parameters = dict(response.own_parameters())
         return Annotated(outputs=outputs, parameters=parameters) if parameters else outputs
 
     def _checked(self, response: InferenceResponse, member: CheckedRequest) -> Tensors:
@@ -221,7 +219,8 @@ class PythonModel:
                 outputs[name] = member.inputs[state]
         if self._config.is_decoupled or self._may_leave_out(outputs, member):
             wanted = tuple(name for name in wanted if name in outputs)
-        checked = check_outputs(outputs, self._config, wanted=wanted)
+        # Copies, as in Triton: the model may keep the memory and work in it while the caller still reads.
+        checked = {name: array.copy() for name, array in check_outputs(outputs, self._config, wanted=wanted).items()}
         if self._config.max_batch_size == 0 or self._config.is_decoupled:
             return checked
         (outcome,) = collate.split(checked, rows=[member.rows], model=self._config.name)

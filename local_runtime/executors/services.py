@@ -24,8 +24,8 @@ class Services(Protocol):
     def load(self, model: str, *, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model, as the repository protocol does; returns when it has ended."""
 
-    def unload(self, model: str) -> None:
-        """Unload a model; returns at once, as in Triton."""
+    def unload(self, model: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model; returns at once, as in Triton. With `unload_dependents` an ensemble's models go, too."""
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether that model can be asked now."""

@@ -17,13 +17,13 @@ import ml_dtypes
 import numpy as np
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError, model_fault
-from local_runtime.executors.outcomes import answers, compute_between, input_specs, isolated, one_by_one, output_specs
+from local_runtime.executors.outcomes import answers, compute_between, executed, input_specs
 from local_runtime.messages import Array, Tensors
 from local_runtime.repository.completion import Placement
 from local_runtime.repository.model_config import InstanceKind, ModelConfig, TensorSpec
 from local_runtime.scheduling import collate
 from local_runtime.scheduling.execution import Executed
-from local_runtime.scheduling.validation import CheckedRequest
+from local_runtime.scheduling.validation import CheckedRequest, output_specs
 
 _INDEXED = re.compile(r".+__(\d+)")
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -47,7 +47,7 @@ class TorchModel:
         self._torch: Any = torch
         self._config = config
         _refuse_strings(config)
-        self._device = _Device(torch, placement)
+        self._device = _Device(torch, placement, optimization=config.message.optimization)
         self._program = self._load(file)
         self._inputs = _argument_order(input_specs(config), self._program.arguments)
         self._outputs = _output_order(output_specs(config))
@@ -55,9 +55,8 @@ class TorchModel:
         self._is_optimized = config.parameters.get("DISABLE_OPTIMIZED_EXECUTION", "false").lower() != "true"
 
     def execute(self, members: Sequence[CheckedRequest]) -> Executed:
-        """Run the members as one batch; if that fails, each alone, so that only the bad one fails."""
-        run = one_by_one if self._config.max_batch_size == 0 else isolated
-        return run(members, self._run, failure=_execute_failure)
+        """Run the members as one batch; see `outcomes.executed` for what becomes of a failure."""
+        return executed(members, self._run, config=self._config, failure=_execute_failure)
 
     def close(self) -> None:
         """Let go of the weights."""
@@ -122,10 +121,18 @@ class TorchModel:
 
 
 class _Device:
-    """Where a model runs, and how its tensors get there and back."""
+    """Where a model runs, and how its tensors get there and back.
 
-    def __init__(self, torch: Any, placement: Placement) -> None:
+    Args:
+        torch: the package.
+        placement: which device.
+        optimization: the block of the model's config; it may forbid pinned memory.
+    """
+
+    def __init__(self, torch: Any, placement: Placement, *, optimization: Any) -> None:
         self._torch = torch
+        self._pins_inputs = _is_enabled(optimization, "input_pinned_memory")
+        self._pins_outputs = _is_enabled(optimization, "output_pinned_memory")
         self.is_gpu = placement.kind is InstanceKind.GPU
         self.device = torch.device(f"cuda:{placement.device_id}" if self.is_gpu else "cpu")
         self._stream: Any = None
@@ -171,22 +178,27 @@ class _Device:
         return array
 
     def _uploaded(self, arrays: Sequence[Array]) -> Any:
-        """One copy into pinned memory, from where the GPU fetches it while the next input is put together."""
+        """One copy into new memory; if that is pinned, the GPU fetches it while the next input is put together."""
         rows = sum(len(array) for array in arrays) if arrays[0].ndim else 0
         shape = (rows, *arrays[0].shape[1:]) if len(arrays) > 1 else arrays[0].shape
         one = np.empty(1, arrays[0].dtype)
-        pinned = self._torch.empty(shape, dtype=self._tensor(one).dtype, pin_memory=True)
+        here = self._torch.empty(shape, dtype=self._tensor(one).dtype, pin_memory=self._pins_inputs)
         if len(arrays) > 1:
-            np.concatenate(arrays, out=self._array(pinned))
+            np.concatenate(arrays, out=self._array(here))
         else:
-            np.copyto(self._array(pinned), arrays[0])
-        return pinned.to(self.device, non_blocking=True)
+            np.copyto(self._array(here), arrays[0])
+        return here.to(self.device, non_blocking=True)
 
     def _download(self, tensor: Any) -> Any:
         if tensor.device.type == "cpu":
             return tensor
-        pinned = self._torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor, non_blocking=True)
+        here = self._torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pins_outputs)
+        return here.copy_(tensor, non_blocking=True)
+
+
+def _is_enabled(optimization: Any, buffer: str) -> bool:
+    """Whether `input_pinned_memory` or `output_pinned_memory` is used: unless the config says no, as in Triton."""
+    return not optimization.HasField(buffer) or bool(getattr(optimization, buffer).enable)
 
 
 def _arguments(inputs: Sequence[tuple[int, TensorSpec]], batch: Mapping[str, Any]) -> list[Any]:

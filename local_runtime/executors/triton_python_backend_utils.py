@@ -160,10 +160,10 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
         raise TritonModelException(f"Failed to load model: {error}") from error
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: ARG001, FBT001, FBT002 - Triton's signature
-    """Unload a model; returns at once. Models that it depends on stay."""
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: FBT001, FBT002 - Triton's signature
+    """Unload a model; returns at once. With `unload_dependents` the models that an ensemble is made of go, too."""
     try:
-        context.services().unload(model_name)
+        context.services().unload(model_name, unload_dependents=unload_dependents)
     except InferenceError as error:
         raise TritonModelException(f"Failed to unload model: {error}") from error
 

@@ -1,7 +1,6 @@
 """Requests that `model_warmup` describes; what they make a model do is done before it is served."""
 
 import math
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,13 +8,13 @@ import msgspec
 import numpy as np
 
 from local_runtime.errors import InferenceError, ModelLoadError
-from local_runtime.executors.outcomes import output_specs
 from local_runtime.messages import Annotated, Array, InferRequest, Tensors
-from local_runtime.repository.initial_state import initial_states
 from local_runtime.repository.model_config import NUMPY_TYPES, ModelConfig, Warmup, WarmupData, WarmupInput
+from local_runtime.repository.side_files import initial_states
+from local_runtime.scheduling.byte_strings import from_serialized, of_objects
 from local_runtime.scheduling.decisions import Slot
 from local_runtime.scheduling.sequence_inputs import SequenceInputs
-from local_runtime.scheduling.validation import CheckedRequest, check
+from local_runtime.scheduling.validation import CheckedRequest, RequestChecker, output_specs
 
 _FOLDER = "warmup"
 # Random integers stay small, so that they are valid indices for most models that look something up.
@@ -26,13 +25,21 @@ def warmup_batches(config: ModelConfig, folder: Path) -> Sequence[tuple[CheckedR
     """For each `model_warmup` a request of `batch_size` equal rows and how often every instance is to run it.
 
     Random values are the same every time. Requests of decoupled models answer into nothing. Raises ModelLoadError
-    for values that cannot be read and for inputs that the model does not take. `folder` is the model's.
+    for values that cannot be read or do not fit into memory and for inputs that the model does not take. `folder` is
+    the model's.
     """
-    return [(_request(warmup, config, folder), warmup.count or 1) for warmup in config.warmups]
+    return [(_made(warmup, config, folder), warmup.count or 1) for warmup in config.warmups]
 
 
-def _request(warmup: Warmup, config: ModelConfig, folder: Path) -> CheckedRequest:
+def _made(warmup: Warmup, config: ModelConfig, folder: Path) -> CheckedRequest:
     where = f"warm-up '{warmup.name}' of model '{config.name}'"
+    try:
+        return _request(warmup, config, folder, where=where)
+    except (MemoryError, OverflowError, ValueError) as error:  # what numpy says of sizes that it cannot have
+        raise ModelLoadError(f"{where} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _request(warmup: Warmup, config: ModelConfig, folder: Path, *, where: str) -> CheckedRequest:
     inner = (np.newaxis,) if config.max_batch_size > 0 else ()
     given = {tensor.name: _array(tensor, folder / _FOLDER, where=where)[(*inner, ...)] for tensor in warmup.inputs}
     own = {spec.name for spec in config.inputs}
@@ -42,7 +49,7 @@ def _request(warmup: Warmup, config: ModelConfig, folder: Path) -> CheckedReques
         request_id=warmup.name,
     )
     try:
-        checked = check(request, config, respond=_ignore if config.is_decoupled else None)
+        checked = RequestChecker(config).check(request, respond=_ignore if config.is_decoupled else None)
     except InferenceError as error:
         raise ModelLoadError(f"{where}: {error}") from error
     added = {name: array for name, array in given.items() if name not in own}
@@ -67,10 +74,8 @@ def _whole_sequence(inputs: Tensors, config: ModelConfig, folder: Path) -> Tenso
 
 
 def _array(tensor: WarmupInput, folder: Path, *, where: str) -> Array:
-    if any(dim < 0 for dim in tensor.dims):
-        raise ModelLoadError(f"{where} must give input '{tensor.name}' a fixed shape, not {list(tensor.dims)}")
     if tensor.data is WarmupData.FILE:
-        return _from_file(tensor, folder / tensor.file, where=where)
+        return _from_file(tensor, folder, where=where)
     numpy_type = np.dtype(NUMPY_TYPES[tensor.datatype])
     if tensor.data is WarmupData.ZERO:
         return (
@@ -79,45 +84,31 @@ def _array(tensor: WarmupInput, folder: Path, *, where: str) -> Array:
     generator = np.random.default_rng(0)
     if tensor.datatype == "BYTES":
         texts = [b"%d" % number for number in generator.integers(_RANDOM_BELOW, size=math.prod(tensor.dims))]
-        return _objects(texts, tensor.dims)
+        return of_objects(texts).reshape(tensor.dims)
     if numpy_type.kind in "iub":
         return generator.integers(2 if numpy_type.kind == "b" else _RANDOM_BELOW, size=tensor.dims).astype(numpy_type)
     return generator.random(tensor.dims).astype(numpy_type)
 
 
-def _from_file(tensor: WarmupInput, file: Path, *, where: str) -> Array:
+def _from_file(tensor: WarmupInput, folder: Path, *, where: str) -> Array:
+    file = Path(tensor.file)
+    if ".." in file.parts or file.is_absolute():
+        raise ModelLoadError(f"{where}: the file '{tensor.file}' lies outside of the model's folder")
+    if (folder / file).exists() and not (folder / file).is_file():  # a pipe would never end
+        raise ModelLoadError(f"{where} cannot read {_FOLDER}/{tensor.file}: not a file")
     try:
-        content = file.read_bytes()
+        content = (folder / file).read_bytes()
     except OSError as error:
         raise ModelLoadError(f"{where} cannot read {_FOLDER}/{tensor.file}: {error.strerror}") from error
     elements = math.prod(tensor.dims)
     try:
         if tensor.datatype == "BYTES":
-            return _objects(_strings(content, elements), tensor.dims)
+            return from_serialized(content).reshape(tensor.dims)
         return np.frombuffer(content, NUMPY_TYPES[tensor.datatype]).reshape(tensor.dims)
     except ValueError as error:
         raise ModelLoadError(
             f"{where}: {_FOLDER}/{tensor.file} does not hold {elements} elements of {tensor.datatype}"
         ) from error
-
-
-def _strings(content: bytes, elements: int) -> list[bytes]:
-    """The elements of a serialized BYTES tensor: each a little-endian length of 4 bytes, then itself."""
-    strings = []
-    position = 0
-    while position + 4 <= len(content):
-        (length,) = struct.unpack_from("<I", content, position)
-        strings.append(content[position + 4 : position + 4 + length])
-        position += 4 + length
-    if position != len(content) or len(strings) != elements:
-        raise ValueError(f"{len(strings)} strings in {len(content)} bytes")
-    return strings
-
-
-def _objects(values: Sequence[bytes], shape: Sequence[int]) -> Array:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array.reshape(shape)
 
 
 def _ignore(outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a Respond

@@ -1,4 +1,4 @@
-"""What a request over HTTP says besides its body, and an answer in one piece. Bodies are bounded, compressed or not."""
+"""What goes over HTTP whatever the call: answers in one piece, errors, bodies (bounded, compressed or not). Pure."""
 
 import zlib
 from http import HTTPStatus
@@ -24,17 +24,6 @@ class HttpError(Exception):
         self.headers = headers
 
 
-class Head(msgspec.Struct):
-    """The header fields that matter here."""
-
-    content_length: int = 0
-    is_chunked: bool = False
-    expects_continue: bool = False
-    content_encoding: bytes = b""
-    accept_encoding: bytes = b""
-    json_length: int | None = None
-
-
 class Reply(msgspec.Struct):
     """An answer in one piece."""
 
@@ -44,30 +33,11 @@ class Reply(msgspec.Struct):
     headers: "tuple[tuple[bytes, bytes], ...]" = ()
 
 
-def set_field(head: Head, name: bytes, value: bytes) -> None:
-    """Look at one header field. Raises HttpError 400 for a length that is none."""
-    name = name.lower()
-    if name == b"content-length":
-        head.content_length = int(value)  # the parser has checked it
-    elif name == b"inference-header-content-length":
-        if not value.isdigit():
-            raise HttpError(HTTPStatus.BAD_REQUEST, "Inference-Header-Content-Length must be a number of bytes")
-        head.json_length = int(value[:20])
-    elif name == b"transfer-encoding":
-        head.is_chunked = True
-    elif name == b"content-encoding":
-        head.content_encoding = value.strip().lower()
-    elif name == b"accept-encoding":
-        head.accept_encoding = value.lower()
-    elif name == b"expect":
-        head.expects_continue = value.lower() == b"100-continue"
-
-
-def plain_body(head: Head, body: bytes, *, max_bytes: int) -> bytes:
+def plain_body(body: bytes, encoding: bytes, *, max_bytes: int) -> bytes:
     """The body, decompressed. Raises HttpError: 413 for more than `max_bytes`, 415, or 400."""
-    if not head.content_encoding or head.content_encoding == b"identity":
+    if not encoding or encoding == b"identity":
         return body
-    return _decompressed(body, head.content_encoding, max_bytes=max_bytes)
+    return _decompressed(body, encoding, max_bytes=max_bytes)
 
 
 def compressed(reply: Reply, accept_encoding: bytes) -> Reply:

@@ -32,8 +32,9 @@ class HttpServer:
             connection.stop()
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s
-        while self._connections and loop.time() < end:  # noqa: ASYNC110 - few, seldom, and each may last
+        while self._connections and loop.time() < end:
             await asyncio.sleep(0.01)
+            self._check(loop.time())
         cut_off = tuple(self._connections)
         for connection in cut_off:
             connection.abort()

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from local_runtime.messages import Array
-from local_runtime.protocol.oip_tensors import Malformed, of_objects
+from local_runtime.protocol.oip_tensors import Malformed
+from local_runtime.scheduling.byte_strings import of_objects
 
 
 def top_classes(name: str, array: Array, *, count: int, is_batched: bool, labels: Sequence[str]) -> Array:

@@ -104,32 +104,40 @@ class HttpApp:
             reply = error_reply(STATUS[error.code], error.message)
         except HttpError as error:
             reply = error_reply(error.status, error.text, error.headers)
+        except asyncio.CancelledError:
+            exchange.abort()  # its client has left, most likely; if not, it shall not wait for ever
+            raise
         except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
             _log.exception("a request failed in the HTTP server")
             reply = error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_TEXT)
-        exchange.reply(reply)
+        if exchange.is_streaming:
+            exchange.abort()  # events of a stream cannot become an error, and its end must not look like a good one
+        else:
+            exchange.reply(reply)
 
     def _found(self, exchange: Exchange) -> Route:
-        found = self._route(exchange.path.partition(b"?")[0])
+        head = exchange.head
+        found = self._route(head.path)
         if found is None:
             raise HttpError(HTTPStatus.NOT_FOUND, "Not Found")
         method = METHODS[found.call]
-        if method and exchange.method != method:
+        if method and head.method != method and not (method == b"GET" and head.method == b"HEAD"):
             raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "Method Not Allowed", headers=((b"allow", method),))
         return found
 
     def _body(self, exchange: Exchange) -> bytes:
-        return plain_body(exchange.head, exchange.body, max_bytes=self.max_input_bytes)
+        return plain_body(exchange.body, exchange.head.content_encoding, max_bytes=self.max_input_bytes)
 
     # --- inference ------------------------------------------------------------------------------
 
     async def _infer(self, found: Route, exchange: Exchange) -> Reply:
         body = self._body(exchange)
         head = exchange.head
-        if head.json_length == 0:
+        json_length = None if head.json_length is None else _length(head.json_length)
+        if json_length == 0:
             asked = self._raw(found, body)
         else:
-            asked = decode_infer(found.model, found.version, body, json_length=head.json_length)
+            asked = decode_infer(found.model, found.version, body, json_length=json_length)
         answer = await infer_once(self._runtime, asked.request, decoupled=_DECOUPLED)
         if asked.classes:
             answer = with_classes(self._runtime, answer, asked.classes)
@@ -168,7 +176,7 @@ class HttpApp:
                     exchange.reply(Reply(status=status, content=event))
                     return
                 await exchange.event(event)
-        await exchange.end()
+        exchange.end()
 
     async def _events(self, request: Any) -> AsyncGenerator[tuple[HTTPStatus, bytes], None]:
         try:
@@ -243,6 +251,12 @@ class HttpApp:
         """The body of a call that needs none."""
         body = self._body(exchange)
         return parse(body) if body.strip() else {}
+
+
+def _length(field: bytes) -> int:
+    if not field.isdigit():
+        raise HttpError(HTTPStatus.BAD_REQUEST, "Inference-Header-Content-Length must be a number of bytes")
+    return int(field[:20])
 
 
 def _infer_reply(body: Body) -> Reply:

@@ -15,6 +15,7 @@ import numpy as np
 from local_runtime.errors import invalid
 from local_runtime.messages import Array
 from local_runtime.repository.model_config import NUMPY_TYPES
+from local_runtime.scheduling.byte_strings import from_serialized
 
 
 class Malformed(Exception):
@@ -54,7 +55,11 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], *, raw: "bytes | 
     """A tensor from its binary form: a read-only view of `raw`, except for BYTES. Raises Malformed."""
     check_tensor(name, datatype, shape)
     if datatype == "BYTES":
-        return shaped(name, _elements(name, bytes(raw)), shape)
+        try:
+            items = from_serialized(bytes(raw))
+        except ValueError as error:
+            raise Malformed(f"{error} for inference input '{name}'") from error
+        return shaped(name, items, shape)
     dtype: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
     expected = math.prod(shape) * dtype.itemsize
     if len(raw) != expected:
@@ -69,23 +74,3 @@ def to_bytes(array: Array) -> bytes:
     if array.dtype.kind == "O":
         return b"".join(struct.pack("<I", len(item)) + item for item in array.reshape(-1))
     return array.tobytes()
-
-
-def of_objects(items: Sequence[bytes]) -> Array:
-    """A one-dimensional BYTES tensor."""
-    array = np.empty(len(items), dtype=np.object_)
-    array[:] = items
-    return array
-
-
-def _elements(name: str, raw: bytes) -> Array:
-    items: list[bytes] = []
-    at = 0
-    while at < len(raw):
-        start = at + 4
-        end = start + struct.unpack_from("<I", raw, at)[0] if start <= len(raw) else start
-        if end > len(raw):
-            raise Malformed(f"unexpected end of string elements for inference input '{name}'")
-        items.append(raw[start:end])
-        at = end
-    return of_objects(items)

@@ -14,8 +14,9 @@ import numpy as np
 
 from local_runtime.errors import invalid
 from local_runtime.messages import Array
-from local_runtime.protocol.oip_tensors import Malformed, of_objects
+from local_runtime.protocol.oip_tensors import Malformed
 from local_runtime.repository.model_config import NUMPY_TYPES
+from local_runtime.scheduling.byte_strings import of_objects
 from local_runtime.scheduling.validation import datatype_of
 
 _INTEGERS = frozenset({int})

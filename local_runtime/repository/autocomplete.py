@@ -20,57 +20,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
 from tritonclient.grpc import model_config_pb2
 
 from local_runtime.errors import ModelLoadError
 from local_runtime.repository import parsing
-from local_runtime.repository.model_config import Backend
+from local_runtime.repository.config_words import MODEL_FILES, ONNX_DATATYPES, config_word, default_file
+from local_runtime.repository.model_config import NUMPY_TYPES, Backend
 
-# Files that may lie in a version folder, and the backend that each belongs to; the first that is there counts.
-MODEL_FILES: Mapping[str, Backend] = MappingProxyType(
-    {
-        "model.onnx": Backend.ONNXRUNTIME,
-        "model.pt": Backend.PYTORCH,
-        "model.pt2": Backend.PYTORCH,
-        "model.py": Backend.PYTHON,
-    }
-)
 _DEFAULT_MAX_BATCH_SIZE = 4  # Triton's --backend-config=default-max-batch-size
 _EMBEDDED = "config.pbtxt"
 _COMPLETES = b"auto_complete_config"
 
 # Runs that method of a model.py on a `ModelConfig` message and gives back the completed one, or ModelLoadError.
 CompletePython: TypeAlias = Callable[[Path, Any], Any]
-_ONNX_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "bool": "TYPE_BOOL",
-        "uint8": "TYPE_UINT8",
-        "uint16": "TYPE_UINT16",
-        "uint32": "TYPE_UINT32",
-        "uint64": "TYPE_UINT64",
-        "int8": "TYPE_INT8",
-        "int16": "TYPE_INT16",
-        "int32": "TYPE_INT32",
-        "int64": "TYPE_INT64",
-        "float16": "TYPE_FP16",
-        "float": "TYPE_FP32",
-        "double": "TYPE_FP64",
-        "string": "TYPE_STRING",
-    }
-)
-_TORCH_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        **{name: word for name, word in _ONNX_TYPES.items() if name not in ("float", "double", "string")},
-        "float32": "TYPE_FP32",
-        "float64": "TYPE_FP64",
-        "bfloat16": "TYPE_BF16",
-    }
+# torch names its types as numpy does.
+_TORCH_DATATYPES: Mapping[str, str] = MappingProxyType(
+    {f"torch.{np.dtype(numpy_type).name}": name for name, numpy_type in NUMPY_TYPES.items() if name != "BYTES"}
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """A tensor as the file tells it: full shape with -1 for free dimensions, `datatype` in config.pbtxt's words."""
+    """A tensor as the file tells it: full shape with -1 for free dimensions, `datatype` in the protocol's words."""
 
     name: str
     datatype: str
@@ -97,8 +69,8 @@ def completed(message: Any, version_folder: Path, complete_python: CompletePytho
         own = _completed_python(own, version_folder, complete_python)
     if (own.input and own.output) or backend not in (Backend.PYTORCH, Backend.ONNXRUNTIME, Backend.PYTHON):
         return own
-    file = version_folder / (own.default_model_filename or _default_file(backend))
-    if not file.exists():
+    file = version_folder / (own.default_model_filename or default_file(backend))
+    if not file.is_file():
         return own  # what is wrong then is not the config
     where = f"{version_folder.parent.name}/{version_folder.name}/{file.name}"
     if backend is Backend.PYTHON:
@@ -113,18 +85,14 @@ def completed(message: Any, version_folder: Path, complete_python: CompletePytho
 
 
 def _completed_python(message: Any, version_folder: Path, complete: CompletePython | None) -> Any:
-    file = version_folder / (message.default_model_filename or _default_file(Backend.PYTHON))
+    file = version_folder / (message.default_model_filename or default_file(Backend.PYTHON))
     if complete is None or not file.is_file() or _COMPLETES not in file.read_bytes():
         return message
     return complete(file, message)
 
 
-def _default_file(backend: Backend) -> str:
-    return next(name for name, owner in MODEL_FILES.items() if owner is backend)
-
-
 def _complete_backend(message: Any, version_folder: Path) -> None:
-    there = [name for name in MODEL_FILES if (version_folder / name).exists()]
+    there = [name for name in MODEL_FILES if (version_folder / name).is_file()]
     named = message.default_model_filename
     backend = parsing.backend_of(message)
     if backend is None:
@@ -149,7 +117,7 @@ def _fill(message: Any, signature: _Signature, where: str) -> None:
 
 
 def _add(field: Any, tensor: _Tensor, *, is_batched: bool) -> None:
-    added = field.add(name=tensor.name, data_type=tensor.datatype)
+    added = field.add(name=tensor.name, data_type=config_word(tensor.datatype))
     dims = tensor.shape[1:] if is_batched else tensor.shape
     added.dims.extend(dims or (1,))
     if not dims:
@@ -173,7 +141,7 @@ def _onnx_signature(file: Path, where: str) -> _Signature:
 
 def _onnx_tensor(tensor: Any, where: str) -> _Tensor:
     """`type` is written like `tensor(float)`; a dimension is a number, a symbol or None."""
-    datatype = _ONNX_TYPES.get(tensor.type.removeprefix("tensor(").removesuffix(")"))
+    datatype = ONNX_DATATYPES.get(tensor.type)
     if datatype is None:
         raise ModelLoadError(f"{where}: '{tensor.name}' is a {tensor.type}, which no config can describe")
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in tensor.shape)
@@ -199,7 +167,7 @@ def _exported_tensors(prefix: str, values: Sequence[Any], where: str) -> list[_T
     tensors: list[_Tensor] = []
     for position, value in enumerate(values):
         name = f"{prefix}__{position}"
-        datatype = _TORCH_TYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+        datatype = _TORCH_DATATYPES.get(str(getattr(value, "dtype", "")))
         if datatype is None:
             raise ModelLoadError(f"{where}: {name} is not a tensor that a config can describe")
         shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)

@@ -11,20 +11,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import model_config_pb2
 
 from local_runtime.errors import ModelLoadError
+from local_runtime.repository.config_words import PLATFORMS, default_file
 from local_runtime.repository.model_config import Backend, InstanceGroup, InstanceKind, ModelConfig
 
-# The file that each backend loads unless `default_model_filename` says otherwise (Triton's defaults).
-_MODEL_FILES: Mapping[Backend, str] = MappingProxyType(
-    {
-        Backend.PYTORCH: "model.pt",
-        Backend.ONNXRUNTIME: "model.onnx",
-        Backend.PYTHON: "model.py",
-        Backend.ENSEMBLE: "",
-    }
-)
-# The platform that Triton writes beside a backend (core `src/model_config_utils.cc`, AutoCompleteBackendFields).
+# The backends beside which Triton writes a platform (core `src/model_config_utils.cc`, AutoCompleteBackendFields).
 _PLATFORMS: Mapping[Backend, str] = MappingProxyType(
-    {Backend.PYTORCH: "pytorch_libtorch", Backend.ONNXRUNTIME: "onnxruntime_onnx"}
+    {backend: platform for platform, backend in PLATFORMS.items() if platform != backend}
 )
 _WIDE_INTEGERS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
@@ -40,14 +32,14 @@ class Placement:
 
 def model_filename(config: ModelConfig) -> str:
     """The file inside the version folder that holds the model; "" for an ensemble."""
-    return config.default_model_filename or _MODEL_FILES[config.backend]
+    return config.default_model_filename or default_file(config.backend)
 
 
 def place(config: ModelConfig, *, cuda_devices: int) -> tuple[Placement, ...]:
     """One placement per instance, given how many CUDA devices there are.
 
     KIND_AUTO means the GPUs that are named, or every GPU there is, or the CPU without one. A KIND_MODEL instance
-    places itself. Raises ModelLoadError for a GPU that is not there.
+    places itself and is told device 0. Raises ModelLoadError for a GPU that is not there.
     """
     if config.backend is Backend.ENSEMBLE:
         return ()

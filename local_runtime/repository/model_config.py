@@ -48,7 +48,7 @@ class InstanceKind(enum.StrEnum):
     AUTO = "KIND_AUTO"
     CPU = "KIND_CPU"
     GPU = "KIND_GPU"
-    MODEL = "KIND_MODEL"  # the model places itself: one instance, on the CPU as far as the runtime knows
+    MODEL = "KIND_MODEL"  # where the model itself decides
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceGroup:
-    """So many instances (per GPU for KIND_GPU); no `gpus` means all there are."""
+    """`count` instances, for KIND_GPU on each of the `gpus`; none named means all there are."""
 
     name: str
     kind: InstanceKind

@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 
 from local_runtime.errors import ModelLoadError
 from local_runtime.repository import config_checks, schedulers
-from local_runtime.repository.config_words import datatype, word
+from local_runtime.repository.config_words import PLATFORMS, datatype, word
 from local_runtime.repository.model_config import (
     Backend,
     EnsembleStep,
@@ -27,17 +27,11 @@ from local_runtime.repository.model_config import (
     WarmupInput,
 )
 
-_PLATFORMS: Mapping[str, Backend] = MappingProxyType(
-    {
-        "pytorch_libtorch": Backend.PYTORCH,
-        "onnxruntime_onnx": Backend.ONNXRUNTIME,
-        "python": Backend.PYTHON,
-        "ensemble": Backend.ENSEMBLE,
-    }
-)
 _BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {backend.value: backend for backend in (Backend.PYTORCH, Backend.ONNXRUNTIME, Backend.PYTHON)}
 )
+
+_MAX_ERROR = 1000  # characters of a parser's own text in an error
 
 # Fields that are honoured, by message. A set field that is not here makes the model fail to load.
 _HONOURED: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -86,17 +80,12 @@ def parse(text: str, *, folder_name: str) -> ModelConfig:
     return parse_message(read_text(text, folder_name=folder_name), folder_name=folder_name)
 
 
-def parse_json(text: str, *, folder_name: str) -> ModelConfig:
-    """As `parse`, for the JSON that a load request may carry instead (proto names or camelCase)."""
-    return parse_message(read_json(text, folder_name=folder_name), folder_name=folder_name)
-
-
 def read_text(text: str, *, folder_name: str) -> Any:
     """The `ModelConfig` message of a `config.pbtxt`, not yet checked. Raises ModelLoadError."""
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise ModelLoadError(f"failed to read text proto from {folder_name}/config.pbtxt: {error}") from error
+        raise ModelLoadError(f"failed to read text proto from {folder_name}/config.pbtxt: {_short(error)}") from error
 
 
 def read_json(text: str, *, folder_name: str) -> Any:
@@ -104,7 +93,13 @@ def read_json(text: str, *, folder_name: str) -> Any:
     try:
         return json_format.Parse(text, model_config_pb2.ModelConfig())
     except (json_format.ParseError, RecursionError) as error:
-        raise ModelLoadError(f"failed to read the config override of {folder_name}: {error}") from error
+        raise ModelLoadError(f"failed to read the config override of {folder_name}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """The parser repeats the whole line in which it found the error, however long and whatever is in it."""
+    text = str(error).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _MAX_ERROR else f"{text[:_MAX_ERROR]}..."
 
 
 def parse_message(message: Any, *, folder_name: str) -> ModelConfig:
@@ -136,7 +131,7 @@ def version_policy(message: Any) -> VersionPolicy:
 
 def backend_of(message: Any) -> Backend | None:
     """The backend that `platform` and `backend` name together, None if neither is set. Raises ModelLoadError."""
-    named = ((_PLATFORMS, message.platform), (_BACKENDS, message.backend))
+    named = ((PLATFORMS, message.platform), (_BACKENDS, message.backend))
     for table, key in named:
         if key and key not in table:
             raise ModelLoadError(f"backend or platform '{key}' is not supported by the local runtime")

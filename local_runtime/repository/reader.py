@@ -18,12 +18,15 @@ from local_runtime.errors import ModelLoadError
 from local_runtime.repository import autocomplete, parsing
 from local_runtime.repository.autocomplete import CompletePython
 from local_runtime.repository.completion import model_filename
+from local_runtime.repository.config_words import MODEL_FILES
 from local_runtime.repository.model_config import Backend, ModelConfig, VersionPolicy
 
 _log = logging.getLogger(__name__)
 _CONFIG = "config.pbtxt"
 # Triton serves positive numbers and passes over names with leading zeros (core `src/model_lifecycle.cc`).
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
+_MAX_VERSION = 2**63 - 1  # versions are 64-bit integers in the protocol and in version policies
+_MAX_CONFIG_BYTES = 4 * 2**20  # takes seconds to parse; written ones have some kB
 _NO_FILES: Mapping[str, bytes] = {}
 
 # Relative path, size in bytes and time of the last change (ns) of every file, by path.
@@ -63,7 +66,7 @@ class ModelSource:
     @property
     def shared_fingerprint(self) -> Fingerprint:
         """The part of the fingerprint that concerns all versions: config, labels, initial states and the like."""
-        return tuple(entry for entry in self.fingerprint if not _VERSION.fullmatch(entry[0].partition("/")[0]))
+        return tuple(entry for entry in self.fingerprint if not _is_version(entry[0].partition("/")[0]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,35 @@ class OwnedFolder:
 
 
 def names(repository: Path) -> list[str]:
-    """The folders of the repository that hold a model, sorted: with a config, or a file that may do without."""
-    return sorted(folder.name for folder in repository.iterdir() if folder.is_dir() and _is_model(folder))
+    """The folders of the repository that hold a model, sorted: with a config, or a file that may do without.
+
+    Cheap: one listing of the repository, and a look for the config in each folder. Never raises: what cannot be
+    read, or vanishes meanwhile, is not there.
+    """
+    try:
+        return _names(repository)
+    except ModelLoadError:
+        return []
+
+
+def _names(repository: Path) -> list[str]:
+    """As `names`, but a repository that cannot be listed is a ModelLoadError."""
+    return sorted(name for name in _folders(repository) if _is_model(repository / name))
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if _is_folder(entry)]
+    except OSError as error:
+        raise ModelLoadError(f"failed to list {folder}: {error.strerror}") from error
+
+
+def _is_folder(entry: "os.DirEntry[str] | Path") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or into a folder that may not be entered
+        return False
 
 
 def is_model_name(name: str) -> bool:
@@ -101,7 +131,7 @@ def read(
     """
     if not repository.is_dir():
         raise ModelLoadError(f"model repository {repository} is not a folder")
-    waiting = names(repository) if wanted is None else list(wanted)
+    waiting = _names(repository) if wanted is None else list(wanted)
     found: dict[str, ModelSource | Unreadable] = {}
     while waiting:
         name = waiting.pop()
@@ -145,33 +175,55 @@ def read_model(
         source = _source(_write(owned, name, files), config_json=config_json, complete_python=complete_python)
         return dataclasses.replace(source, owned=owned)
     folder = repository / name
-    if not folder.is_dir():
+    if not _is_folder(folder):
         raise _unknown(name)
     return _source(folder, config_json=config_json, complete_python=complete_python)
 
 
 def fingerprints(repository: Path) -> dict[str, Fingerprint]:
-    """The fingerprint of every model of the repository, by name."""
-    return {name: fingerprint(repository / name) for name in names(repository)}
+    """The fingerprint of every model of the repository, by name.
+
+    Raises ModelLoadError where the repository cannot be listed: that is not a repository without models.
+    """
+    return {name: fingerprint(repository / name) for name in _names(repository)}
 
 
 def fingerprint(folder: Path) -> Fingerprint:
     """What changes when a file below the folder comes, goes or is written.
 
-    An empty folder counts, too: it may be an ensemble's version. Python's own caches do not.
+    An empty folder counts, too: it may be an ensemble's version. Python's own caches do not. Links are followed
+    unless they lead back to a folder that they lie in.
     """
     entries: list[tuple[str, int, int]] = []
-    for place, below, files in os.walk(folder, followlinks=True):
-        below[:] = [name for name in below if name != "__pycache__"]
-        path = Path(place)
-        entries += [(f"{(path / name).relative_to(folder).as_posix()}/", 0, 0) for name in below]
-        for name in files:
-            try:
-                found = (path / name).stat()
-            except OSError:
-                continue  # gone since it was listed
-            entries.append(((path / name).relative_to(folder).as_posix(), found.st_size, found.st_mtime_ns))
+    # A folder, its path below the model's, and what it lies in: links may lead back to that.
+    waiting: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(folder, "", frozenset())]
+    while waiting:
+        place, below, above = waiting.pop()
+        try:
+            status = place.stat()
+            with os.scandir(place) as listing:
+                found = [entry for entry in listing if entry.name != "__pycache__"]
+        except OSError:
+            continue  # gone since it was listed, or not ours to read
+        here = (status.st_dev, status.st_ino)
+        if here in above:
+            continue
+        for entry in found:
+            path = f"{below}{entry.name}"
+            if _is_folder(entry):
+                entries.append((f"{path}/", 0, 0))
+                waiting.append((place / entry.name, f"{path}/", above | {here}))
+            else:
+                entries += _file_entry(entry, path)
     return tuple(sorted(entries))
+
+
+def _file_entry(entry: "os.DirEntry[str]", path: str) -> Fingerprint:
+    try:
+        status = entry.stat()
+    except OSError:
+        return ()  # gone, or a link that leads nowhere
+    return ((path, status.st_size, status.st_mtime_ns),)
 
 
 def _unknown(name: str) -> ModelLoadError:
@@ -179,15 +231,21 @@ def _unknown(name: str) -> ModelLoadError:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / _CONFIG).is_file() or any(
-        (version / file).is_file() for version in _version_folders(folder) for file in autocomplete.MODEL_FILES
-    )
+    try:
+        return (folder / _CONFIG).is_file() or any(
+            (folder / version / file).is_file() for version in _versions(folder) for file in MODEL_FILES
+        )
+    except (OSError, ModelLoadError):
+        return False
 
 
-def _version_folders(folder: Path) -> list[Path]:
-    """The version folders, ascending."""
-    found = [path for path in folder.iterdir() if _VERSION.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name))
+def _is_version(name: str) -> bool:
+    return _VERSION.fullmatch(name) is not None and int(name) <= _MAX_VERSION
+
+
+def _versions(folder: Path) -> list[str]:
+    """The names of the version folders, ascending."""
+    return sorted(filter(_is_version, _folders(folder)), key=int)
 
 
 def _write(owned: OwnedFolder, name: str, files: Mapping[str, bytes]) -> Path:
@@ -196,6 +254,10 @@ def _write(owned: OwnedFolder, name: str, files: Mapping[str, bytes]) -> Path:
         path = PurePosixPath(key)
         if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in key or "\\" in key:
             raise ModelLoadError(f"failed to load '{name}', unsafe file path '{key}'")
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError as error:
+            raise ModelLoadError(f"failed to load '{name}', unsafe file path {key!a}") from error
         try:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
@@ -206,6 +268,19 @@ def _write(owned: OwnedFolder, name: str, files: Mapping[str, bytes]) -> Path:
 
 def _source(folder: Path, *, config_json: str | None, complete_python: CompletePython | None) -> ModelSource:
     taken = fingerprint(folder)
+    try:
+        config, versions = _configured(folder, config_json=config_json, complete_python=complete_python)
+        source = ModelSource(folder=folder, versions=versions, config=config, fingerprint=taken)
+        _check_files(source)
+    except OSError as error:  # what may not be read, or vanished meanwhile
+        raise ModelLoadError(f"failed to read model '{folder.name}': {error.strerror}") from error
+    return source
+
+
+def _configured(
+    folder: Path, *, config_json: str | None, complete_python: CompletePython | None
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The checked configuration, and the versions to serve."""
     message = _read_config(folder) if config_json is None else parsing.read_json(config_json, folder_name=folder.name)
     versions = _served(folder, parsing.version_policy(message))
     if versions:
@@ -215,26 +290,30 @@ def _source(folder: Path, *, config_json: str | None, complete_python: CompleteP
         raise NoServedVersion(
             f"at least one version must be available under the version policy of model '{config.name}'"
         )
-    source = ModelSource(folder=folder, versions=versions, config=config, fingerprint=taken)
-    _check_files(source)
-    return source
+    return config, versions
 
 
 def _read_config(folder: Path) -> object:
     """The message in the model's file; an empty one where there is no file but a model that may do without."""
     path = folder / _CONFIG
-    if not path.exists() and _is_model(folder):
+    if not path.is_file() and _is_model(folder):
         return parsing.read_text("", folder_name=folder.name)
+    if not path.is_file():  # a pipe would never end
+        raise ModelLoadError(f"failed to read {folder.name}/{_CONFIG}: no such file")
+    with path.open("rb") as file:
+        content = file.read(_MAX_CONFIG_BYTES + 1)
+    if len(content) > _MAX_CONFIG_BYTES:
+        raise ModelLoadError(f"failed to read {folder.name}/{_CONFIG}: it is larger than {_MAX_CONFIG_BYTES} bytes")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = content.decode()
+    except UnicodeDecodeError as error:
         raise ModelLoadError(f"failed to read {folder.name}/{_CONFIG}: {error}") from error
     return parsing.read_text(text, folder_name=folder.name)
 
 
 def _served(folder: Path, policy: VersionPolicy) -> tuple[str, ...]:
     """The versions that the policy wants, as far as there are folders for them; others are told in the log."""
-    there = [path.name for path in _version_folders(folder)]
+    there = _versions(folder)
     if policy.specific is not None:
         for version in policy.specific:
             if str(version) not in there:
@@ -249,16 +328,23 @@ def _check_files(source: ModelSource) -> None:
     config = source.config
     if config.backend is not Backend.ENSEMBLE:
         for version in source.versions:
-            if not source.file(version).exists():
+            if not source.file(version).is_file():
                 raise ModelLoadError(f"no such file: {config.name}/{version}/{model_filename(config)}")
     for spec in config.outputs:
         if not spec.label_filename:
             continue
         path = source.folder / spec.label_filename
-        if not path.resolve().is_relative_to(source.folder.resolve()):
+        if not _lies_below(source.folder, path):
             raise ModelLoadError(
                 f"label file path '{spec.label_filename}' for output '{spec.name}' in model '{config.name}' is outside "
                 "model directory"
             )
         if not path.is_file():
             raise ModelLoadError(f"no such label file: {config.name}/{spec.label_filename}")
+
+
+def _lies_below(folder: Path, path: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # links that lead in a circle, or no path at all
+        return False

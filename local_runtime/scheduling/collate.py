@@ -8,8 +8,6 @@ import numpy as np
 from local_runtime.errors import InferenceError, model_fault
 from local_runtime.messages import Tensors
 
-Outcome = Tensors | InferenceError
-
 
 def concatenate(members: Sequence[Tensors]) -> Tensors:
     """All members' rows, in order, along the first dimension.
@@ -22,7 +20,7 @@ def concatenate(members: Sequence[Tensors]) -> Tensors:
     return {name: np.concatenate([member[name] for member in members]) for name in members[0]}
 
 
-def split(outputs: Tensors, *, rows: Sequence[int], model: str) -> list[Outcome]:
+def split(outputs: Tensors, *, rows: Sequence[int], model: str) -> list[Tensors | InferenceError]:
     """One outcome per member, as views of the batch's outputs.
 
     A model that returned another number of rows than it got has mixed up its rows; nobody can tell whose they

@@ -5,6 +5,8 @@ import dataclasses
 import graphlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
+
 from local_runtime.errors import InferenceError, ModelLoadError, in_ensemble
 from local_runtime.messages import Array, InferAnswer, InferRequest, Tensors
 from local_runtime.repository.model_config import EnsembleStep, ModelConfig, TensorSpec
@@ -61,10 +63,14 @@ def _check_outputs(config: ModelConfig, step: EnsembleStep, inner: ModelConfig, 
 
 def _check_inputs(config: ModelConfig, step: EnsembleStep, inner: ModelConfig, made: Mapping[str, TensorSpec]) -> None:
     inputs = {spec.name: spec for spec in inner.inputs}
-    if set(step.input_map) != set(inputs):
+    required = {spec.name for spec in inner.inputs if not spec.is_optional}
+    if not required <= set(step.input_map) <= set(inputs):
         raise ModelLoadError(
-            f"ensemble '{config.name}': input_map of '{inner.name}' must name exactly its inputs {sorted(inputs)}"
+            f"ensemble '{config.name}': input_map of '{inner.name}' must name exactly its inputs {sorted(inputs)} "
+            "(optional ones may be left out)"
         )
+    if inner.is_decoupled:
+        raise ModelLoadError(f"ensemble '{config.name}': '{inner.name}' is decoupled, which is not supported here")
     for name, tensor in step.input_map.items():
         if tensor not in made:
             raise ModelLoadError(f"ensemble '{config.name}': nothing makes tensor '{tensor}'")
@@ -143,6 +149,8 @@ class _Execution:
         self._config = config
         self._infer = infer
         self._tensors: dict[str, Array] = dict(request.inputs)
+        # Optional inputs that the caller left out: no step waits for them, and each is told by its own model.
+        self._absent = {spec.name for spec in config.inputs if spec.name not in request.inputs}
         self._waiting = _needed_steps(config, request.outputs)
         self._queue_us = 0
         self._compute_us = 0
@@ -172,21 +180,23 @@ class _Execution:
         await self._run_ready(group)
 
     def _take_ready(self) -> list[EnsembleStep]:
-        ready = [step for step in self._waiting if self._tensors.keys() >= set(step.input_map.values())]
+        there = self._tensors.keys() | self._absent
+        ready = [step for step in self._waiting if there >= set(step.input_map.values())]
         for step in ready:
             self._waiting.remove(step)
         return ready
 
     async def _run_step(self, step: EnsembleStep) -> None:
-        answer = await self._infer(
-            InferRequest(
-                model=step.model_name,
-                version=step.model_version,
-                inputs={name: self._tensors[tensor] for name, tensor in step.input_map.items()},
-                request_id=self._request.request_id,
-                outputs=tuple(step.output_map),
-            )
+        # Sequence, priority, timeout and parameters are every step's, as in Triton.
+        request = msgspec.structs.replace(
+            self._request.source,
+            model=step.model_name,
+            version=step.model_version,
+            inputs={name: self._tensors[tensor] for name, tensor in step.input_map.items() if tensor in self._tensors},
+            outputs=tuple(step.output_map),
+            timeout_us=None,
         )
+        answer = await self._infer(request)
         for output, tensor in step.output_map.items():
             self._tensors[tensor] = answer.outputs[output]
         self._queue_us += answer.queue_us

@@ -6,13 +6,15 @@ As in Triton, concurrent equal requests are all executed. Unlike Triton's 64-bit
 
 import hashlib
 from collections import OrderedDict
+from types import MappingProxyType
 
 import numpy as np
 
-from local_runtime.messages import Array, Tensors
+from local_runtime.messages import Annotated, Array, Parameters, Tensors
 from local_runtime.scheduling.validation import CheckedRequest
 
 _DIGEST_BYTES = 16
+_NO_PARAMETERS: Parameters = MappingProxyType({})
 
 
 def cache_key(owner: int, request: CheckedRequest) -> bytes:
@@ -36,29 +38,33 @@ class ResponseCache:
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
-        self._entries: OrderedDict[bytes, tuple[Tensors, int]] = OrderedDict()
+        self._entries: OrderedDict[bytes, tuple[Annotated, int]] = OrderedDict()
 
     def __len__(self) -> int:
         """Answers kept now."""
         return len(self._entries)
 
-    def get(self, key: bytes) -> Tensors | None:
-        """The outputs kept under the key (read-only arrays), or None."""
+    def get(self, key: bytes) -> Annotated | None:
+        """The answer kept under the key (its arrays are read-only), or None."""
         entry = self._entries.get(key)
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        return entry[0]
+        return Annotated(outputs=dict(entry[0].outputs), parameters=entry[0].parameters)
 
-    def put(self, key: bytes, outputs: Tensors) -> None:
-        """Keep a copy of the outputs, at the cost of those that were not asked for the longest time."""
+    def put(self, key: bytes, outputs: Tensors, parameters: Parameters = _NO_PARAMETERS) -> None:
+        """Keep a copy of the outputs, with the response's parameters.
+
+        It takes the room of those that were not asked for the longest time.
+        """
         size = sum(_bytes(array) for array in outputs.values())
         if size > self._capacity_bytes:
             return
         self._remove(key)
         while self._used_bytes + size > self._capacity_bytes:
             self._remove(next(iter(self._entries)))
-        self._entries[key] = ({name: _frozen(array) for name, array in outputs.items()}, size)
+        kept = {name: _frozen(array) for name, array in outputs.items()}
+        self._entries[key] = (Annotated(outputs=kept, parameters=parameters), size)
         self._used_bytes += size
 
     def _remove(self, key: bytes) -> None:

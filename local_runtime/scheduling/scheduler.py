@@ -51,7 +51,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: Tensors
     queue_us: int
-    compute_us: int
+    compute: Compute
     batch_size: int
     parameters: Parameters
 
@@ -177,6 +177,7 @@ class ModelScheduler:
         dropped = self._policy.cancel(request_id)
         if dropped:
             self._drop(dropped)
+            self._forget_sequences()
             if self._soon is None and (self._free or self._policy.needs_timer):
                 self._soon = asyncio.get_running_loop().call_soon(self._dispatch)
         elif pending.answer.done() and not pending.answer.cancelled():
@@ -196,6 +197,7 @@ class ModelScheduler:
             decision = self._policy.decide(self._clock_us(), free=self._free)
             if decision.dropped:
                 self._drop(decision.dropped)
+            self._forget_sequences()
             if isinstance(decision, Dispatch):
                 self._run(decision)
                 continue
@@ -223,15 +225,21 @@ class ModelScheduler:
             else:
                 error = sequence_broken(self._model, pending.request.source.sequence_id)
             self._fail(pending, error, reason)
-        self._forget_sequences()
 
     def _run(self, dispatch: Dispatch) -> None:
         self._free.remove(dispatch.instance)
         members = [self._queued.pop(request_id) for request_id in dispatch.ids]
         running = _Running(dispatch, members, self._clock_us())
         self._running.add(running)
-        done = functools.partial(self._done, asyncio.get_running_loop(), running)
-        self._instances[dispatch.instance].submit(self._batch(running), done)
+        loop = asyncio.get_running_loop()
+        try:
+            batch = self._batch(running)
+        except Exception:  # noqa: BLE001 - a fault of ours; the instance must not be lost with it
+            _log.exception("a batch could not be put together", extra={"model": self._model})
+            failed = [_internal(self._model)] * (len(dispatch.slots) or len(members))
+            loop.call_soon(self._settle, running, Executed(outcomes=failed, compute=Compute()))
+            return
+        self._instances[dispatch.instance].submit(batch, functools.partial(self._done, loop, running))
 
     def _batch(self, running: _Running) -> Sequence[CheckedRequest]:
         """What the model gets: the requests, and for sequences one row for each slot."""
@@ -289,13 +297,19 @@ class ModelScheduler:
     def _outcomes(self, dispatch: Dispatch, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """The outcomes of real requests; of sequences, with the state outputs kept and taken off."""
         extra = self._sequence_inputs
-        if extra is None:
-            return outcomes
-        return [
-            _stateless(extra, slot, outcome)
-            for slot, outcome in zip(dispatch.slots, outcomes, strict=True)
-            if slot.request is not None
-        ]
+        try:
+            if extra is not None:
+                outcomes = [
+                    _stateless(extra, slot, outcome)
+                    for slot, outcome in zip(dispatch.slots, outcomes, strict=True)
+                    if slot.request is not None
+                ]
+            if len(outcomes) == len(dispatch.ids):
+                return outcomes
+            _log.error("a batch came back with another number of outcomes", extra={"model": self._model})
+        except Exception:  # noqa: BLE001 - a fault of ours or of an executor; the instance must not be lost with it
+            _log.exception("a batch could not be taken apart", extra={"model": self._model})
+        return [_internal(self._model)] * len(dispatch.ids)
 
     def _forget_sequences(self) -> None:
         """Give up the state of sequences that have ended."""
@@ -313,13 +327,14 @@ class ModelScheduler:
         at_ms: int,
     ) -> None:
         queue_us = running.started_us - pending.enqueued_us
-        self._stats.answered(rows=pending.request.rows, queue_us=queue_us, compute=compute, at_ms=at_ms)
+        if not isinstance(outcome, Deferred):  # such a request has not ended yet: whoever hands out its answers counts
+            self._stats.answered(rows=pending.request.rows, queue_us=queue_us, compute=compute, at_ms=at_ms)
         outputs, parameters = _parts(outcome)
         answered = Answered(
             outputs=outputs,
             parameters=parameters,
             queue_us=queue_us,
-            compute_us=compute.total_us,
+            compute=compute,
             batch_size=running.dispatch.rows,
         )
         self._deliver(pending, answered)
@@ -361,6 +376,10 @@ class ModelScheduler:
             self._observer(event)
         except Exception:  # noqa: BLE001 - the observer is foreign code and must not stop the serving
             _log.exception("observer failed", extra={"model": self._model})
+
+
+def _internal(model: str) -> InferenceError:
+    return InferenceError(ErrorCode.INTERNAL, f"internal error while running model '{model}': the log has the reason")
 
 
 def _stateless(extra: SequenceInputs, slot: Slot, outcome: Outcome) -> Outcome:

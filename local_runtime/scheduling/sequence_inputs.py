@@ -14,7 +14,6 @@ from local_runtime.repository.model_config import (
     ControlInput,
     ControlKind,
     SequenceBatching,
-    SequenceState,
 )
 from local_runtime.scheduling.decisions import CorrelationId, Slot
 
@@ -26,17 +25,14 @@ class SequenceInputs:
         config: the `sequence_batching` block: its controls and states are used.
         max_batch_size: as configured; 0 for a model without a batch dimension.
         initial_states: first values by state *input* name, with a batch dimension of 1 where the model has one.
-            States that are not in it begin with zeros (free dimensions are 1), as in Triton.
+            Every state has one (`repository.side_files.initial_states`).
     """
 
     def __init__(self, *, config: SequenceBatching, max_batch_size: int, initial_states: Mapping[str, Array]) -> None:
         self._controls = config.controls
         self._control_shape = (1, 1) if max_batch_size > 0 else (1,)
         self._output_of = {state.input_name: state.output_name for state in config.states}
-        batch_shape = (1,) if max_batch_size > 0 else ()
-        self._initial = {state.input_name: _zeros(state, batch_shape) for state in config.states} | {
-            name: initial_states[name] for name in self._output_of if name in initial_states
-        }
+        self._initial = {name: initial_states[name] for name in self._output_of}
         self._states: dict[CorrelationId, Mapping[str, Array]] = {}
 
     @property
@@ -85,15 +81,17 @@ class SequenceInputs:
         self._states.pop(correlation_id, None)
 
     def _control(self, control: ControlInput, slot: Slot) -> Array:
-        numpy_type = NUMPY_TYPES[control.datatype]
         if control.false_true is None:
-            return np.full(self._control_shape, _id_value(slot.correlation_id, control.datatype), dtype=numpy_type)
+            made = np.empty(self._control_shape, NUMPY_TYPES[control.datatype])
+            # Not np.full: that takes zero bytes off the end of a bytes value.
+            made[...] = _id_value(slot.correlation_id, control.datatype)
+            return made
         is_true = {
             ControlKind.START: slot.is_start,
             ControlKind.END: slot.is_end,
             ControlKind.READY: slot.request is not None,
         }[control.kind]
-        return np.full(self._control_shape, control.false_true[int(is_true)], dtype=numpy_type)
+        return np.full(self._control_shape, control.false_true[int(is_true)], dtype=NUMPY_TYPES[control.datatype])
 
 
 def _id_value(correlation_id: CorrelationId, datatype: str) -> "np.generic | bytes":
@@ -110,11 +108,6 @@ def _id_value(correlation_id: CorrelationId, datatype: str) -> "np.generic | byt
         correlation_id = int.from_bytes(digest[:8], "little") if correlation_id else 0
     number: np.generic = np.uint64(correlation_id).astype(NUMPY_TYPES[datatype])
     return number
-
-
-def _zeros(state: SequenceState, batch_shape: tuple[int, ...]) -> Array:
-    dims = state.dims if state.initial_dims is None else state.initial_dims
-    return _blank(np.empty((*batch_shape, *(1 if dim < 0 else dim for dim in dims)), NUMPY_TYPES[state.datatype]))
 
 
 def _blank(array: Array) -> Array:

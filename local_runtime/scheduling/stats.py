@@ -139,6 +139,11 @@ class StatsRecorder:
         self._cache_miss = _Sum()
         self._batches: dict[int, _ComputeSum] = {}
         self._failures = dict.fromkeys(FailureReason, 0)
+        self._load_us = 0
+
+    def loaded(self, *, load_us: int) -> None:
+        """Loading the version took so long."""
+        self._load_us = load_us
 
     def answered(self, *, rows: int, queue_us: int, compute: Compute, at_ms: int) -> None:
         """One request was executed and answered; `at_ms` is Unix time."""
@@ -167,7 +172,7 @@ class StatsRecorder:
         self._executions += 1
         self._batches.setdefault(rows, _ComputeSum()).add(compute)
 
-    def snapshot(self, *, pending_count: int = 0, load_us: int = 0) -> ModelStatistics:
+    def snapshot(self, *, pending_count: int = 0) -> ModelStatistics:
         """The counters as they are now."""
         return ModelStatistics(
             name=self.name,
@@ -186,5 +191,5 @@ class StatsRecorder:
             batch_stats=MappingProxyType({rows: self._batches[rows].value() for rows in sorted(self._batches)}),
             failures=MappingProxyType(dict(self._failures)),
             pending_count=pending_count,
-            load_us=load_us,
+            load_us=self._load_us,
         )

@@ -113,6 +113,8 @@ class RequestChecker:
 
     def check(self, request: InferRequest, *, respond: Respond | None = None) -> CheckedRequest:
         """The request in the form that batches need, or INVALID_ARG with Triton's text."""
+        if request.sequence_id != 0 or request.priority != 0 or request.queue_timeout_us != 0:
+            _check_numbers(request)
         outputs = self._wanted_outputs(request) if request.outputs else self._outputs
         self._check_names(request)
         given = request.inputs
@@ -232,9 +234,26 @@ class RequestChecker:
         )
 
 
-def check(request: InferRequest, config: ModelConfig, *, respond: Respond | None = None) -> CheckedRequest:
-    """`RequestChecker.check` for a single request."""
-    return RequestChecker(config).check(request, respond=respond)
+def _check_numbers(request: InferRequest) -> None:
+    """What the protocols' own types hold, for callers in the process, too. Texts leave out values that may be huge."""
+    for name in ("priority", "queue_timeout_us"):
+        if not _is_uint64(getattr(request, name)):
+            raise _refused(request, f"{name} must be an unsigned 64-bit integer")
+    sequence_id = request.sequence_id
+    if not (_is_utf8(sequence_id) if isinstance(sequence_id, str) else _is_uint64(sequence_id)):
+        raise _refused(request, "sequence_id must be an unsigned 64-bit integer or a UTF-8 string")
+
+
+def _is_uint64(value: object) -> bool:
+    return isinstance(value, int | np.integer) and 0 <= int(value) < 2**64
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def check_outputs(outputs: Tensors, config: ModelConfig, *, wanted: Sequence[str]) -> Tensors:
@@ -244,7 +263,7 @@ def check_outputs(outputs: Tensors, config: ModelConfig, *, wanted: Sequence[str
     `collate.split` knows what it must be.
     """
     checked: dict[str, Array] = {}
-    for spec in _output_specs(config):
+    for spec in output_specs(config):
         if spec.name not in wanted:
             continue
         if spec.name not in outputs:
@@ -253,7 +272,8 @@ def check_outputs(outputs: Tensors, config: ModelConfig, *, wanted: Sequence[str
     return checked
 
 
-def _output_specs(config: ModelConfig) -> Sequence[TensorSpec]:
+def output_specs(config: ModelConfig) -> Sequence[TensorSpec]:
+    """All tensors that the model gives: its outputs, then those states that are not among them."""
     states = config.sequence_batching.states if config.sequence_batching is not None else ()
     if not states:
         return config.outputs

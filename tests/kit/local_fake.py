@@ -127,7 +127,8 @@ def statistics(name: str) -> ModelStatistics:
     recorder.answered(rows=1, queue_us=100, compute=compute, at_ms=5)
     recorder.answered(rows=2, queue_us=200, compute=compute, at_ms=6)
     recorder.failed(FailureReason.REJECTED, after_us=9)
-    return recorder.snapshot(pending_count=4, load_us=1_500_000)
+    recorder.loaded(load_us=1_500_000)
+    return recorder.snapshot(pending_count=4)
 
 
 async def countdown(request: InferRequest) -> AsyncGenerator[InferAnswer, None]:

@@ -6,8 +6,10 @@ on their stack: every module that was loaded from a model's folder is marked wit
 
 import contextlib
 import dataclasses
+import re
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 
 from local_runtime.executors.services import Services
@@ -20,10 +22,22 @@ _this_thread = threading.local()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """One instance: its version folder and what it may ask of the runtime (None while a config is completed)."""
+    """One instance.
+
+    Args:
+        folder: its version folder.
+        package: the name of the package that its own modules are in.
+        services: what it may ask of the runtime; None while a config is completed.
+    """
 
     folder: str
+    package: str
     services: Services | None
+
+
+def new_package(name: str) -> str:
+    """A name for the package of an instance of that name, the only one in this process."""
+    return f"triton_model_{re.sub(r'[^A-Za-z0-9]', '_', name)}_{uuid.uuid4().hex}"
 
 
 def enter(context: ModelContext) -> None:

@@ -39,12 +39,12 @@ class TritonError:
 
 
 _CODES = {
+    TritonError.UNKNOWN: ErrorCode.UNKNOWN,
     TritonError.NOT_FOUND: ErrorCode.NOT_FOUND,
     TritonError.INVALID_ARG: ErrorCode.INVALID_ARG,
     TritonError.UNAVAILABLE: ErrorCode.UNAVAILABLE,
     TritonError.UNSUPPORTED: ErrorCode.UNSUPPORTED,
-    # The closed list has no such code; like INVALID_ARG it is the caller's to change and HTTP 400.
-    TritonError.ALREADY_EXISTS: ErrorCode.INVALID_ARG,
+    TritonError.ALREADY_EXISTS: ErrorCode.ALREADY_EXISTS,
     TritonError.CANCELLED: ErrorCode.CANCELLED,
 }
 

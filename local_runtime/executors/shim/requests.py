@@ -36,7 +36,8 @@ class PreferredMemory:
 class InferenceRequest:
     """A request that a model makes to another model: `model_name`, `requested_output_names` and `inputs` say what.
 
-    `timeout` is in microseconds, 0 for none. `model_version` -1 leaves the version to the runtime. `parameters`
+    `timeout` is how long it may wait in the other model's queue, in microseconds, where that model's queue policy
+    lets requests say so; 0 for the policy's own. `model_version` -1 leaves the version to the runtime. `parameters`
     maps str to bool, int or str. `trace` is taken and ignored.
     """
 
@@ -90,7 +91,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """In microseconds, 0 for none."""
+        """How long it may wait in the queue, in microseconds; 0 if it does not say."""
         return self._timeout
 
     def parameters(self) -> str:
@@ -131,7 +132,10 @@ class InferenceRequest:
             raise TritonModelException("rescheduling a request is not supported by the local runtime")
 
     def exec(self, decoupled: bool = False) -> "InferenceResponse | ResponseIterator":  # noqa: FBT001, FBT002 - Triton's signature
-        """Ask and wait; with `decoupled` an iterator over all responses. A failure is a response with an error."""
+        """Ask and wait; a failure is a response with an error.
+
+        With `decoupled` an iterator over all responses, that asks when the first of them is taken.
+        """
         services = context.services()
         request = self._as_asked()
         if decoupled:
@@ -142,7 +146,10 @@ class InferenceRequest:
             return _failed(services, request, error)
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":  # noqa: FBT001, FBT002 - Triton's signature
-        """As `exec`, asked at once, to be awaited in `async def execute`."""
+        """As `exec`, asked at once, to be awaited in `async def execute`.
+
+        With `decoupled` the iterator is there at once, and the other model is asked when its first response is taken.
+        """
         services = context.services()
         request = self._as_asked()
         loop = asyncio.get_running_loop()
@@ -161,10 +168,10 @@ class InferenceRequest:
         return InferRequest(
             model=self._model_name,
             version="" if self._model_version < 0 else str(self._model_version),
-            inputs={tensor.name(): tensor.as_numpy() for tensor in self._inputs},
+            # Copies, as in Triton: the model may go on to work in that memory.
+            inputs={tensor.name(): tensor.as_numpy().copy() for tensor in self._inputs},
             outputs=tuple(self._requested_output_names),
             request_id=self._request_id,
-            timeout_us=self._timeout or None,
             queue_timeout_us=self._timeout,
             sequence_id=self._correlation_id,
             sequence_start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),

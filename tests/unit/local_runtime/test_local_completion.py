@@ -4,7 +4,7 @@ import pytest
 
 from local_runtime.errors import ModelLoadError
 from local_runtime.repository.completion import completed, place, triton_json
-from local_runtime.repository.parsing import parse, parse_json
+from local_runtime.repository.parsing import parse, parse_message, read_json
 
 TENSORS = """
 input [ { name: "X" data_type: TYPE_INT32 dims: [ 2 ] } ]
@@ -36,6 +36,11 @@ def places(groups, cuda_devices):
         ("", 1, [("m_0", "KIND_GPU", 0)]),
         ("instance_group [ { kind: KIND_AUTO } ]", 0, [("m_0_0", "KIND_CPU", 0)]),
         ("instance_group [ { kind: KIND_MODEL } ]", 1, [("m_0_0", "KIND_MODEL", 0)]),
+        (
+            "instance_group [ { count: 2 kind: KIND_MODEL } ]",
+            1,
+            [("m_0_0", "KIND_MODEL", 0), ("m_0_1", "KIND_MODEL", 0)],
+        ),
         (
             "instance_group [ { count: 2 kind: KIND_CPU } ]",
             1,
@@ -127,7 +132,7 @@ def test_backend_and_platform_are_completed_from_each_other(engine, filename):
 def test_completed_json_can_be_loaded_again_and_then_changes_no_more(text):
     config = parse(PLAIN + text, folder_name="m")
     message = completed(config, place(config, cuda_devices=0))
-    again = parse_json(triton_json(message), folder_name="m")
+    again = parse_message(read_json(triton_json(message), folder_name="m"), folder_name="m")
     assert completed(again, place(again, cuda_devices=0)) == message
     assert (again.version_policy, again.warmups, again.parameters) == (
         config.version_policy,

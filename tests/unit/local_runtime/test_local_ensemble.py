@@ -7,7 +7,7 @@ from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest
 from local_runtime.repository.parsing import parse
 from local_runtime.scheduling import ensemble
-from local_runtime.scheduling.validation import check
+from local_runtime.scheduling.validation import RequestChecker
 
 
 def model(name, inputs="X", outputs="Y", *, datatype="TYPE_FP32", dims="2", max_batch=8):
@@ -76,7 +76,7 @@ def test_refused_at_load_with_the_reason(config, inner, reason):
 
 def checked(config, value=1.0, **fields):
     request = InferRequest(model="ens", inputs={"A": np.full((1, 2), value, np.float32)}, **fields)
-    return check(request, config)
+    return RequestChecker(config).check(request)
 
 
 def answering(function):

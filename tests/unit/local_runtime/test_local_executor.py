@@ -1,3 +1,4 @@
+import asyncio
 import sys
 import threading
 import types
@@ -57,6 +58,34 @@ def test_instance_loads_runs_and_closes_in_its_own_thread():
     instance.stop().result(30)
     assert (loaded, executed.outcomes, stub.is_closed) == ([("m_0_0", 3)], ["m_0_0", "m_0_0"], True)
     assert executed.compute == Compute(infer_us=7)
+
+
+def test_whoever_gives_up_a_load_can_still_stop_it():
+    stub, may_load = Stub(), threading.Event()
+
+    def load(*, threads):
+        assert may_load.wait(30)
+        return stub
+
+    instance = Instance(name="m_0_0", load=load, threads=1)
+    loaded = instance.start()
+    assert not loaded.cancel()
+    ended = instance.stop()
+    assert not ended.cancel()
+    may_load.set()
+    ended.result(30)
+    assert stub.is_closed
+
+
+async def test_a_load_that_an_event_loop_gives_up_can_still_be_stopped():
+    stub, may_load = Stub(), threading.Event()
+    instance = Instance(name="m_0_0", load=lambda *, threads: (may_load.wait(30), stub)[1], threads=1)
+    loading = asyncio.wrap_future(instance.start())
+    loading.cancel()
+    await asyncio.wait([loading])
+    may_load.set()
+    await asyncio.wait_for(asyncio.wrap_future(instance.stop()), 30)
+    assert stub.is_closed
 
 
 def test_batches_already_submitted_run_before_the_instance_stops():

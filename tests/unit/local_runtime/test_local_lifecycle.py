@@ -9,7 +9,6 @@ import threading
 import numpy as np
 import pytest
 
-from local_runtime.loader import thread_share
 from local_runtime.repository.parsing import parse
 from local_runtime.runtime import (
     ErrorCode,
@@ -21,6 +20,7 @@ from local_runtime.runtime import (
     ModelState,
     RuntimeOptions,
 )
+from local_runtime.serving.loader import thread_share
 from tests.kit.wait import until, until_async
 
 ENSEMBLE = """
@@ -144,6 +144,13 @@ async def test_a_model_may_ask_for_its_own_number_of_threads(repository, write_t
 
 # --- model control -------------------------------------------------------------------------------
 
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
 EXPLICIT = RuntimeOptions(control_mode=ModelControl.EXPLICIT)
 ONES = np.ones((1, 2), np.float32)
 TIMES = """
@@ -522,3 +529,123 @@ async def test_a_config_that_a_model_fails_to_complete_is_the_models_fault(repos
     )
     write_python("m", code)
     assert await reasons(repository) == {"m": "failed to auto-complete config of model 'm': ValueError: which inputs?"}
+
+
+async def test_ensembles_of_ensembles_are_loaded_from_the_inside(repository, write_python, write_config):
+    write_python("double")
+    write_config("a_outer", ensemble("m_middle"))
+    write_config("m_middle", ensemble("z_inner"))
+    write_config("z_inner", ensemble("double", "X", "Y"))
+    async with opened(repository, options=EXPLICIT) as runtime:
+        await runtime.load("a_outer")
+        answer = await runtime.infer(InferRequest(model="a_outer", inputs={"A": ONES}))
+    assert answer.outputs["B"].tolist() == [[2, 2]]
+
+
+async def test_unloading_an_ensemble_with_its_models_lets_its_requests_end(
+    repository, write_python, write_config, gate
+):
+    write_python("gated", GATED)
+    write_python("double")
+    steps = """
+      { model_name: "gated" model_version: -1 input_map { key: "X" value: "A" } output_map { key: "Y" value: "t" } },
+      { model_name: "double" model_version: -1 input_map { key: "X" value: "t" } output_map { key: "Y" value: "B" } }"""
+    head = ENSEMBLE[: ENSEMBLE.index("ensemble_scheduling")]
+    write_config("ens", head + "ensemble_scheduling { step [" + steps + "] }")
+    async with opened(repository, models=["*"], options=EXPLICIT) as runtime:
+        asked = asyncio.create_task(runtime.infer(InferRequest(model="ens", inputs={"A": ONES})))
+        assert await asyncio.to_thread(threading.test_entered.wait, 30)
+        unloading = asyncio.create_task(runtime.unload("ens", unload_dependents=True))
+        await asyncio.sleep(0)
+        assert not runtime.is_ready("ens")
+        gate.set()
+        assert (await asked).outputs["B"].tolist() == [[2, 2]]
+        await unloading
+        assert not runtime.is_ready("double")
+
+
+async def test_an_ensemble_whose_model_was_unloaded_is_no_fault_of_the_server(repository, write_python, write_config):
+    write_python("double")
+    write_config("ens", ensemble("double", "X", "Y"))
+    async with opened(repository, models=["*"], options=EXPLICIT) as runtime:
+        await runtime.unload("double")
+        assert runtime.is_server_ready()
+        with pytest.raises(InferenceError, match="'ens' has no available versions"):
+            await runtime.infer(InferRequest(model="ens", inputs={"A": ONES}))
+
+
+async def test_a_served_model_that_fails_to_reload_leaves_the_server_ready(repository, write_python):
+    write_python("m", times(2))
+    async with opened(repository, models=["m"], options=EXPLICIT) as runtime:
+        (repository / "m" / "3").mkdir()
+        (repository / "m" / "3" / "model.py").write_text("raise RuntimeError('torn')")
+        with pytest.raises(InferenceError):
+            await runtime.load("m")
+        assert runtime.is_server_ready()
+
+
+async def test_a_load_goes_on_when_its_caller_has_left(repository, write_python):
+    write_python("m", times(2))
+    async with opened(repository, options=EXPLICIT) as runtime:
+        load = asyncio.create_task(runtime.load("m"))
+        await asyncio.sleep(0)
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+        await until(lambda: runtime.is_ready("m"), timeout_s=20)
+        assert await value(runtime) == ("1", 2.0)
+
+
+async def test_a_closing_runtime_loads_nothing_and_ends_what_loads(repository, write_python):
+    slow = "import threading\nthreading.test_entered.set()\nthreading.test_gate.wait(30)\n" + times(2)
+    write_python("m", slow)
+    runtime = await LocalRuntime.open(repository, options=EXPLICIT)
+    threads = set(threading.enumerate())
+    threading.test_gate, threading.test_entered = threading.Event(), threading.Event()
+    try:
+        load = asyncio.create_task(runtime.load("m"))
+        assert await asyncio.to_thread(threading.test_entered.wait, 30)
+        closing = asyncio.create_task(runtime.close())
+        await asyncio.sleep(0)
+        with pytest.raises(InferenceError) as refused:
+            await runtime.load("m")
+        assert refused.value.code is ErrorCode.UNAVAILABLE
+        threading.test_gate.set()
+        await closing
+        await asyncio.gather(load, return_exceptions=True)
+        await until(lambda: not {t for t in threading.enumerate() if t.name.startswith("m_")} - threads)
+    finally:
+        del threading.test_gate, threading.test_entered
+    assert not runtime.is_ready("m")
+
+
+async def test_what_one_model_does_wrong_never_stops_the_others(repository, write_python):
+    write_python("good")
+    write_python("leaves", "import sys\nsys.exit(3)")
+    folder = write_python("huge", times(2), PYTHON_CONFIG.replace("dims: [ 2 ]", "dims: [ -1 ]", 1))
+    warmup = """
+    model_warmup [ { name: "w" batch_size: 1
+      inputs { key: "X" value: { data_type: TYPE_FP32 dims: [ 100000000000000 ] zero_data: true } } } ]
+    """
+    (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text() + warmup)
+    async with opened(repository) as runtime:
+        assert runtime.is_ready("good")
+        assert {status.name for status in runtime.index() if status.reason} == {"huge", "leaves"}
+
+
+async def test_polling_finds_a_new_ensemble_and_its_model_whatever_their_names(repository, write_python, write_config):
+    options = RuntimeOptions(control_mode=ModelControl.POLL, poll_interval_us=20_000)
+    async with opened(repository, options=options) as runtime:
+        write_config("a_ens", ensemble("z_double", "X", "Y"))
+        await until(lambda: any(status.reason for status in runtime.index()))
+        write_python("z_double")
+        await until(lambda: runtime.is_ready("a_ens"))
+
+
+async def test_a_reload_keeps_the_models_share_of_threads(repository, write_torch):
+    options = RuntimeOptions(control_mode=ModelControl.EXPLICIT, threads=8)
+    folder = write_torch("m", "def forward(self, x):\n    return x")
+    async with opened(repository, models=["m"], options=options) as runtime:
+        for _ in range(2):
+            assert runtime._models.find("m").instances[0]._threads == 8
+            (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text() + "\n")
+            await runtime.load("m")

@@ -11,7 +11,7 @@ from local_runtime.repository.model_config import (
     WarmupData,
     WarmupInput,
 )
-from local_runtime.repository.parsing import parse, parse_json, parse_message, read_text
+from local_runtime.repository.parsing import parse, parse_message, read_json, read_text
 
 TENSORS = """
 input [ { name: "X" data_type: TYPE_INT32 dims: [ 2 ] } ]
@@ -68,6 +68,20 @@ def test_ensemble_steps():
     assert place(config, cuda_devices=2) == ()
 
 
+def test_an_ensembles_inputs_may_be_optional():
+    text = ensemble(f"{{ {STEP} model_version: -1 }}").replace("dims: [ 2 ]", "dims: [ 2 ] optional: true")
+    assert [spec.is_optional for spec in parse(text, folder_name="e").inputs] == [True]
+
+
+@pytest.mark.parametrize("text", ["{" * 100_000, "max_batch_size: " + "9" * 100_000, "name: 'a\ud800'", "a\0" * 9])
+def test_a_text_that_is_no_config_is_refused_in_few_words(text):
+    with pytest.raises(ModelLoadError) as refused:
+        parse(text, folder_name="m")
+    reason = str(refused.value)
+    assert reason.startswith("failed to read text proto from m/config.pbtxt: ")
+    assert len(reason.encode()) < 2000
+
+
 @pytest.mark.parametrize(
     ("text", "policy"),
     [
@@ -122,14 +136,14 @@ def test_config_in_json_by_proto_names_and_camel_case():
         '{"backend": "python", "maxBatchSize": 8, "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [2]}], '
         '"output": [{"name": "Y", "dataType": "TYPE_FP32", "dims": ["2"]}]}'
     )
-    config = parse_json(text, folder_name="m")
+    config = parse_message(read_json(text, folder_name="m"), folder_name="m")
     assert (config.name, config.max_batch_size, config.outputs[0].dims) == ("m", 8, (2,))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "5", '{"no_such_field": 1}', '{"backend": 1}', "[" * 100_000])
 def test_config_in_bad_json_is_refused(text):
     with pytest.raises(ModelLoadError, match="failed to read the config override of m: "):
-        parse_json(text, folder_name="m")
+        read_json(text, folder_name="m")
 
 
 def test_parsing_leaves_the_message_alone():

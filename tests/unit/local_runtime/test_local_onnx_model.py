@@ -11,7 +11,7 @@ from local_runtime.messages import InferRequest
 from local_runtime.repository.completion import place
 from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.repository.parsing import parse
-from local_runtime.scheduling.validation import check
+from local_runtime.scheduling.validation import RequestChecker
 
 pytest.importorskip("onnxruntime")
 
@@ -88,7 +88,7 @@ def load(tmp_path):
 
 
 def request_of(model_config, outputs=(), **arrays):
-    return check(InferRequest(model="add", inputs=arrays, outputs=outputs), model_config)
+    return RequestChecker(model_config).check(InferRequest(model="add", inputs=arrays, outputs=outputs))
 
 
 def rows_of(value, rows=1):

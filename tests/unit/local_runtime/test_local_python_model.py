@@ -14,7 +14,7 @@ from local_runtime.messages import InferRequest
 from local_runtime.repository.completion import place
 from local_runtime.repository.parsing import parse
 from local_runtime.scheduling.execution import Deferred
-from local_runtime.scheduling.validation import CheckedRequest, check
+from local_runtime.scheduling.validation import CheckedRequest, RequestChecker
 
 CONFIG = parse(
     """backend: "python" max_batch_size: 8
@@ -79,7 +79,7 @@ def member(value=1, *, rows=1, outputs=(), config=CONFIG, respond=None, **fields
         "S": np.full((rows, 1), b"s%d" % value, dtype=object),
     }
     request = InferRequest(model="m", inputs=inputs, outputs=outputs, **fields)
-    return check(request, config, respond=respond)
+    return RequestChecker(config).check(request, respond=respond)
 
 
 def test_initialize_gets_tritons_arguments(load, tmp_path):

@@ -1,4 +1,6 @@
+import errno
 import gc
+import io
 import os
 import shutil
 
@@ -57,7 +59,8 @@ def write_versions(write_python):
     ],
 )
 def test_versions_follow_the_policy_by_number(repository, write_versions, policy, served):
-    folder = write_versions("2", "9", "10", "notes", "1.5", "0", "011", "-3", "٣", policy=policy)
+    passed_over = ("notes", "1.5", "0", "011", "-3", "+11", "1e3", "12 ", "٣", str(2**63), "9" * 255)
+    folder = write_versions("2", "9", "10", *passed_over, policy=policy)
     source = read(repository)["m"]
     assert (source.folder, source.versions) == (folder, served)
     assert source.file("2") == folder / "2" / "model.py"
@@ -120,6 +123,130 @@ def test_what_is_wrong_is_told_in_its_place(repository, write_python, write_conf
     }
 
 
+@pytest.mark.parametrize("label", ["loop.txt", "a\\000b"])
+def test_labels_at_no_real_path_are_refused(repository, write_python, label):
+    folder = write_python("m")
+    (folder / "loop.txt").symlink_to("loop.txt")
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "Y"', f'name: "Y" label_filename: "{label}"'))
+    with pytest.raises(ModelLoadError, match="label"):
+        read_model(repository, "m")
+
+
+def test_a_config_that_is_too_large_is_refused_unread(repository, write_python):
+    config = write_python("m") / "config.pbtxt"
+    config.write_text(config.read_text() + "#" * (4 * 2**20))
+    with pytest.raises(ModelLoadError, match=r"failed to read m/config\.pbtxt: it is larger than 4194304 bytes"):
+        read_model(repository, "m")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "loop"])
+def test_a_config_that_is_no_file_is_not_waited_for(repository, kind):
+    (repository / "m" / "1").mkdir(parents=True)
+    make_other(repository / "m" / "config.pbtxt", kind)
+    assert names(repository) == []
+    with pytest.raises(ModelLoadError, match=r"failed to read m/config\.pbtxt: no such file"):
+        read_model(repository, "m")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "loop"])
+@pytest.mark.parametrize("file", ["model.py", "model.onnx", "model.pt", "model.pt2"])
+def test_a_model_that_is_no_file_is_not_waited_for(repository, write_config, kind, file):
+    config = f'backend: "{ {"model.py": "python", "model.onnx": "onnxruntime"}.get(file, "pytorch") }"'
+    make_other(write_config("m", config) / "1" / file, kind)
+    with pytest.raises(ModelLoadError):
+        read_model(repository, "m")
+
+
+def make_other(path, kind):
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("unreadable", ["config.pbtxt", "1/model.py", "."])
+def test_what_may_not_be_read_is_a_fault_of_its_model_alone(repository, write_python, monkeypatch, unreadable):
+    write_python("good")
+    folder = write_python("m", code="def auto_complete_config(): ...")
+    forbid(monkeypatch, str(folder / unreadable))
+    found = read(repository, ["good", "m"], complete_python=lambda _, message: message)
+    assert isinstance(found["good"], ModelSource)
+    assert isinstance(found["m"], Unreadable)
+    assert "good" in names(repository)
+    assert "good" in fingerprints(repository)
+
+
+def forbid(monkeypatch, path):
+    """As for a process without the right to read it; tests may run as a user who has every right."""
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    def guard(function):
+        def guarded(where, *args, **options):
+            if str(where) == path:
+                raise refused
+            return function(where, *args, **options)
+
+        return guarded
+
+    monkeypatch.setattr(os, "scandir", guard(os.scandir))
+    monkeypatch.setattr(io, "open", guard(io.open))
+
+
+def test_folders_that_vanish_meanwhile_are_not_there(repository, write_python, monkeypatch):
+    for name in ("a", "b", "c"):
+        write_python(name)
+    (repository / "b" / "config.pbtxt").unlink()
+    real = os.scandir
+
+    def scandir(path):
+        if str(path) == str(repository / "b"):
+            shutil.rmtree(repository / "b")
+            shutil.rmtree(repository / "c")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert set(names(repository)) <= {"a", "c"}
+    assert names(repository) == ["a"]
+
+
+def test_a_repository_that_cannot_be_listed_is_not_one_without_models(tmp_path):
+    assert names(tmp_path / "gone") == []
+    with pytest.raises(ModelLoadError, match="failed to list"):
+        fingerprints(tmp_path / "gone")
+
+
+def test_names_lists_the_repository_once(repository, write_python, monkeypatch):
+    for name in ("a", "b", "c"):
+        write_python(name)
+    listed = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or real(path))
+    assert names(repository) == ["a", "b", "c"]
+    assert listed == [str(repository)]
+
+
+def test_fingerprint_follows_links_but_not_in_circles(write_python, tmp_path):
+    folder = write_python("m")
+    (folder / "1" / "up").symlink_to("..")
+    (folder / "self").symlink_to(".")
+    (folder / "2").symlink_to("1")
+    (folder / "nowhere").symlink_to("nowhere")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "data").write_text("1")
+    (outside / "back").symlink_to(folder)
+    (folder / "out").symlink_to(outside)
+    before = fingerprint(folder)
+    paths = [path for path, _, _ in before]
+    links = ["2/", "2/model.py", "2/up/", "config.pbtxt", "out/", "out/back/", "out/data", "self/"]
+    assert paths == ["1/", "1/model.py", "1/up/", *links]
+    (outside / "data").write_text("22")
+    assert fingerprint(folder) != before
+
+
 def test_every_served_version_must_have_its_file(repository, write_versions):
     folder = write_versions("1", "2", policy="version_policy { all { } }")
     (folder / "1" / "model.py").unlink()
@@ -132,10 +259,17 @@ def test_no_such_repository(tmp_path):
         read(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../models/m", "m/1", "m/", "/etc", "a\\b", "m\0", "absent"])
-def test_name_that_is_no_folder_of_the_repository_is_unknown(repository, write_python, name):
+@pytest.mark.parametrize(
+    ("name", "is_name"),
+    [
+        *((name, False) for name in ("", ".", "..", "../models/m", "m/1", "m/", "/etc", "a\\b", "m\0")),
+        *((name, True) for name in ("absent", "loop", "long" * 100)),
+    ],
+)
+def test_name_that_is_no_folder_of_the_repository_is_unknown(repository, write_python, name, is_name):
     write_python("m")
-    assert is_model_name(name) == (name == "absent")
+    (repository / "loop").symlink_to("loop")
+    assert is_model_name(name) == is_name
     with pytest.raises(ModelLoadError) as refused:
         read_model(repository, name)
     assert str(refused.value) == f"failed to load '{name}', failed to poll from model repository"
@@ -174,7 +308,7 @@ def test_files_need_a_config(repository):
         read_model(repository, "m", files={"1/model.py": b""})
 
 
-@pytest.mark.parametrize("path", ["../x", "/x", "1/../../../x", "", ".", "1\\..\\x", "1/\0"])
+@pytest.mark.parametrize("path", ["../x", "/x", "1/../../../x", "", ".", "1\\..\\x", "1/\0", "1/\ud800"])
 def test_files_stay_in_their_folder(repository, path):
     with pytest.raises(ModelLoadError, match="unsafe file path"):
         read_model(repository, "m", config_json=JSON, files={path: b""})

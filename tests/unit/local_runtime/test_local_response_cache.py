@@ -49,7 +49,7 @@ def test_answers_come_back_and_cannot_be_changed_by_either_side():
     outputs = {"Y": np.ones(3, np.float32)}
     cache.put(b"k", outputs)
     outputs["Y"][0] = 7
-    kept = cache.get(b"k")
+    kept = cache.get(b"k").outputs
     assert kept["Y"].tolist() == [1, 1, 1]
     assert not kept["Y"].flags.writeable
 
@@ -81,10 +81,18 @@ def test_putting_a_key_again_replaces_it():
     cache.put(b"a", {"Y": np.zeros(3, np.float32)})
     cache.put(b"a", {"Y": np.ones(5, np.float32)})
     assert len(cache) == 1
-    assert cache.get(b"a")["Y"].shape == (5,)
+    assert cache.get(b"a").outputs["Y"].shape == (5,)
 
 
 def test_sources_differ_only_in_what_does_not_matter():
     one = checked(x=np.ones(1))
     other = msgspec.structs.replace(one, source=msgspec.structs.replace(one.source, priority=3))
     assert cache_key(1, one) == cache_key(1, other)
+
+
+def test_a_hit_is_the_askers_own_and_has_the_parameters():
+    cache = ResponseCache(100)
+    cache.put(b"a", {"Y": np.zeros(3, np.float32)}, {"from": "model"})
+    cache.get(b"a").outputs.clear()
+    assert set(cache.get(b"a").outputs) == {"Y"}
+    assert cache.get(b"a").parameters == {"from": "model"}

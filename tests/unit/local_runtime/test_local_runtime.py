@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 
 import numpy as np
@@ -244,7 +245,7 @@ async def test_close_finishes_accepted_work_and_refuses_new(repository, write_py
 
 
 async def test_close_fails_the_rest_when_the_grace_time_is_over(repository, write_python, gate, monkeypatch):
-    monkeypatch.setattr("local_runtime.loader._UNLOAD_TIMEOUT_S", 0.001)
+    monkeypatch.setattr("local_runtime.serving.loader._UNLOAD_TIMEOUT_S", 0.001)
     write_python("gated", GATED)
     runtime = await LocalRuntime.open(repository, options=RuntimeOptions(close_grace_us=1000))
     tasks = [asyncio.create_task(runtime.infer(ask("gated", 1)))]
@@ -569,3 +570,196 @@ async def test_parameters_of_a_models_response_reach_the_caller(repository, writ
         )
     assert (dict(told.parameters), dict(silent.parameters)) == ({"from": "a"}, {})
     assert told.outputs["Y"].tolist() == [[1, 1]]
+
+
+RAISES_LATE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([1], np.int32))]))
+        raise ValueError("late")
+"""
+FLOODS = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        for n in range(10_000):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([n], np.int32))]))
+        threading.test_entered.set()
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+# Answers from a thread of its own, after `execute` has returned; never ends by itself.
+LINGERS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        self.senders = [request.get_response_sender() for request in requests]
+        for sender in self.senders:
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([1], np.int32))]))
+"""
+
+
+async def test_a_decoupled_request_counts_when_it_has_ended_and_as_what_it_was(repository, write_python):
+    write_python("counts", COUNTS_DOWN, DECOUPLED_CONFIG)
+    write_python("late", RAISES_LATE, DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        async with contextlib.aclosing(runtime.stream(count_to(2))) as answers:
+            await anext(answers)
+            assert runtime.statistics("counts")[0].success.count == 0
+            assert len([answer async for answer in answers]) == 2
+        assert runtime.statistics("counts")[0].success.count == 1
+        request = InferRequest(model="late", inputs={"N": np.array([1], np.int32)})
+        last = [answer async for answer in runtime.stream(request)][-1]
+        late = runtime.statistics("late")[0]
+    assert "ValueError: late" in last.error.message
+    assert (late.success.count, late.fail.count) == (0, 1)
+
+
+async def test_answers_that_nobody_takes_are_bounded(repository, write_python, gate):
+    write_python("counts", FLOODS, DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        stream = runtime.stream(count_to(1))
+        await anext(stream)
+        await entered()
+        await settle()
+        rest = [answer async for answer in stream]
+    assert len(rest) <= 4097
+    assert rest[-1].error.code is ErrorCode.UNAVAILABLE
+    assert rest[-1].is_final
+
+
+async def test_close_ends_a_stream_whose_model_does_not(repository, write_python):
+    write_python("counts", LINGERS, DECOUPLED_CONFIG)
+    runtime = await LocalRuntime.open(repository, options=RuntimeOptions(close_grace_us=1000))
+    stream = runtime.stream(count_to(1))
+    await anext(stream)
+    closing = asyncio.create_task(runtime.close())
+    last = await anext(stream)
+    assert last.error.code is ErrorCode.UNAVAILABLE
+    assert last.is_final
+    await stream.aclose()
+    await closing
+
+
+async def test_a_forgotten_inner_stream_stops_nobody(repository, write_python):
+    write_python("counts", COUNTS_DOWN, DECOUPLED_CONFIG)
+    code = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            inner = pb_utils.InferenceRequest(
+                model_name="counts", requested_output_names=["Y"],
+                inputs=[pb_utils.Tensor("N", np.array([3], np.int32))],
+            ).exec(decoupled=True)
+            next(iter(inner))
+            loop = [inner]
+            loop.append(loop)  # only the garbage collector ends it, on whatever thread that runs
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
+    """
+    write_python("caller", code)
+    async with opened(repository) as runtime:
+        for number in (1, 2):
+            assert (await runtime.infer(ask("caller", number))).outputs["Y"][0, 0] == number
+            gc.collect()
+
+
+SEQUENCE_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+sequence_batching { control_input [
+  { name: "START" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } ] } ] }
+"""
+SUMS_UP = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        answers = []
+        for r in requests:
+            start = pb_utils.get_input_tensor_by_name(r, "START").as_numpy()[0, 0]
+            before = 0 if start else self.sums[r.correlation_id()]
+            self.sums[r.correlation_id()] = total = before + pb_utils.get_input_tensor_by_name(r, "X").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", total)]))
+        return answers
+"""
+
+
+async def test_a_sequence_goes_through_an_ensemble(repository, write_python, write_config):
+    write_python("sums", SUMS_UP, SEQUENCE_CONFIG)
+    step = """{ model_name: "sums" model_version: -1
+      input_map { key: "X" value: "A" } output_map { key: "Y" value: "C" } }"""
+    write_config(
+        "ens",
+        f"""
+        platform: "ensemble"
+        max_batch_size: 4
+        input [ {{ name: "A" data_type: TYPE_FP32 dims: [ 2 ] }} ]
+        output [ {{ name: "C" data_type: TYPE_FP32 dims: [ 2 ] }} ]
+        ensemble_scheduling {{ step [ {step} ] }}
+        """,
+    )
+    totals = []
+    async with opened(repository) as runtime:
+        for position in range(3):
+            request = InferRequest(
+                model="ens",
+                inputs={"A": rows(1)["X"]},
+                sequence_id="s",
+                sequence_start=position == 0,
+                sequence_end=position == 2,
+            )
+            totals.append((await runtime.infer(request)).outputs["C"][0, 0])
+    assert totals == [1, 2, 3]
+
+
+async def test_an_optional_input_of_an_ensemble_may_be_left_out(repository, write_python, write_config):
+    code = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            answers = []
+            for r in requests:
+                extra = pb_utils.get_input_tensor_by_name(r, "E")
+                y = pb_utils.get_input_tensor_by_name(r, "X").as_numpy()
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", y if extra is None else -y)]))
+            return answers
+    """
+    extra = 'input [ { name: "E" data_type: TYPE_FP32 dims: [ 2 ] optional: true } ]'
+    write_python("inner", code, PYTHON_CONFIG + extra)
+    write_config(
+        "ens",
+        """
+        platform: "ensemble"
+        max_batch_size: 8
+        input [ { name: "A" data_type: TYPE_FP32 dims: [ 2 ] },
+                { name: "B" data_type: TYPE_FP32 dims: [ 2 ] optional: true } ]
+        output [ { name: "C" data_type: TYPE_FP32 dims: [ 2 ] } ]
+        ensemble_scheduling { step [ { model_name: "inner" model_version: -1
+          input_map { key: "X" value: "A" } input_map { key: "E" value: "B" }
+          output_map { key: "Y" value: "C" } } ] }
+        """,
+    )
+    a, b = rows(1)["X"], rows(2)["X"]
+    async with opened(repository) as runtime:
+        without = await runtime.infer(InferRequest(model="ens", inputs={"A": a}))
+        given = await runtime.infer(InferRequest(model="ens", inputs={"A": a, "B": b}))
+    assert (without.outputs["C"][0, 0], given.outputs["C"][0, 0]) == (1, -1)

@@ -102,7 +102,7 @@ async def test_times_rows_and_the_observers_event(scheduler, clock, instance, ev
     await turn()
     instance.finish()
     answers = await asyncio.gather(first, second)
-    assert [(answer.queue_us, answer.compute_us, answer.batch_size) for answer in answers] == [
+    assert [(answer.queue_us, answer.compute.total_us, answer.batch_size) for answer in answers] == [
         (0, 7, 1),
         (15, 7, 3),
     ]
@@ -354,3 +354,34 @@ async def test_a_cancelled_request_ends_its_sequence(sequences, instance):
     await first
     with pytest.raises(InferenceError, match="START flag"):
         await sequences.infer(request(4, sequence_id=9), deadline_us=None)
+
+
+async def test_a_batch_that_cannot_be_put_together_fails_and_leaves_the_instance_free(sequences, instance, monkeypatch):
+    first = ask(sequences, 1, sequence_id=1, sequence_start=True)
+    monkeypatch.setattr(SequenceInputs, "inputs_for", lambda *_: 1 / 0)
+    with pytest.raises(InferenceError) as failed:
+        await first
+    assert failed.value.code is ErrorCode.INTERNAL
+    monkeypatch.undo()
+    second = ask(sequences, 2, sequence_id=2, sequence_start=True)
+    await turn()
+    instance.finish(outputs=count_up)
+    assert (await second).outputs["Y"][0, 0] == 2
+
+
+@pytest.mark.parametrize("fault", ["too few outcomes", "no state"])
+async def test_a_batch_that_cannot_be_taken_apart_fails_and_leaves_the_instance_free(sequences, instance, fault):
+    first = ask(sequences, 1, sequence_id=1, sequence_start=True)
+    await turn()
+    if fault == "too few outcomes":
+        _, done = instance.batches.pop(0)
+        done(Executed(outcomes=[], compute=Compute()))
+    else:
+        instance.finish(outputs=lambda member: {"Y": member.inputs["X"]})
+    with pytest.raises(InferenceError) as failed:
+        await first
+    assert failed.value.code is ErrorCode.INTERNAL
+    second = ask(sequences, 2, sequence_id=2, sequence_start=True)
+    await turn()
+    instance.finish(outputs=count_up)
+    assert (await second).outputs["Y"][0, 0] == 2

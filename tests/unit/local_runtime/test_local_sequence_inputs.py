@@ -24,7 +24,7 @@ def inputs(*, controls=(), states=(), max_batch_size=4, initial_states=None):
     return SequenceInputs(
         config=SequenceBatching(controls=controls, states=states),
         max_batch_size=max_batch_size,
-        initial_states=initial_states or {},
+        initial_states=initial_states or {"STATE_IN": np.zeros((1, 2, 1), np.float32)},
     )
 
 
@@ -76,6 +76,7 @@ def test_controls_carry_the_configured_values(datatype, false_true, numpy_type):
         ("INT32", 2**32 - 1, -1),
         ("BYTES", 5, b"5"),
         ("BYTES", "straße", "straße".encode()),
+        ("BYTES", "a\0\0", b"a\0\0"),
     ],
 )
 def test_the_correlation_id_takes_the_type_of_its_input(datatype, name, expected):
@@ -137,9 +138,14 @@ def test_state_begins_with_the_given_value_at_every_start():
     assert made.inputs_for(slot(flags="S"), {})["STATE_IN"].tolist() == initial.tolist(), "in spite of the model"
 
 
-def test_the_initial_shape_may_be_configured():
-    state = SequenceState(input_name="S", output_name="T", datatype="BYTES", dims=(-1,), initial_dims=(2,))
-    assert inputs(states=(state,), max_batch_size=0).inputs_for(slot(flags="S"), {})["S"].tolist() == [b"", b""]
+@pytest.mark.parametrize("datatype", ["UINT64", "INT64", "UINT32", "INT32", "BYTES"])
+@pytest.mark.parametrize("name", [1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, np.uint64(2**64 - 1), "a", "😀" * 9, "\0"])
+def test_every_id_that_a_request_may_have_becomes_a_value(datatype, name):
+    made = inputs(controls=(corrid(datatype),)).inputs_for(slot(name), {})["CORRID"]
+    assert made.shape == (1, 1)
+    if not isinstance(name, str) and datatype != "BYTES":
+        bits = 8 * made.itemsize
+        assert int(made.item()) % 2**bits == int(name) % 2**bits
 
 
 def test_sequences_do_not_see_each_others_state():

@@ -12,6 +12,7 @@ import pytest
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError, unknown_model
 from local_runtime.executors import triton_python_backend_utils as pb_utils
 from local_runtime.executors.shim.context import ModelContext, entered
+from local_runtime.executors.shim.errors import inference_error
 from local_runtime.messages import InferAnswer
 from local_runtime.repository.model_config import NUMPY_TYPES
 
@@ -58,8 +59,8 @@ class FakeServices:
         if model == "broken":
             raise ModelLoadError("no such file")
 
-    def unload(self, model):
-        self.calls.append(("unload", model))
+    def unload(self, model, *, unload_dependents=False):
+        self.calls.append(("unload", model, unload_dependents))
         if model == "broken":
             raise InferenceError(ErrorCode.UNAVAILABLE, "not allowed")
 
@@ -76,7 +77,7 @@ def answer(outputs, **fields):
 @pytest.fixture
 def services():
     fake = FakeServices()
-    with entered(ModelContext(folder="/repository/m/1", services=fake)):
+    with entered(ModelContext(folder="/repository/m/1", package="own", services=fake)):
         yield fake
 
 
@@ -114,7 +115,7 @@ class TestAskingOtherModels:
         (asked,) = services.asked
         assert (asked.request_id, asked.sequence_id, asked.version, asked.outputs) == ("r", "user", "3", ("Y",))
         assert (asked.sequence_start, asked.sequence_end) == (True, False)
-        assert (asked.timeout_us, asked.queue_timeout_us, asked.parameters) == (500, 500, {"p": True})
+        assert (asked.timeout_us, asked.queue_timeout_us, asked.parameters) == (None, 500, {"p": True})
 
     def test_what_is_not_said_is_left_to_the_runtime(self, services):
         request_to("double").exec()
@@ -143,6 +144,19 @@ class TestAskingOtherModels:
             return await asyncio.gather(*asked)
 
         assert [outcome(response) for response in asyncio.run(gather())] == [[2], [4], [6]]
+
+    def test_what_was_asked_stays_so_whatever_the_model_does_to_its_array(self, services):
+        async def gather(request):
+            return await request.async_exec()
+
+        array = np.array([1])
+        request = pb_utils.InferenceRequest(
+            model_name="double", requested_output_names=["Y"], inputs=[pb_utils.Tensor("X", array)]
+        )
+        request.exec()
+        asyncio.run(gather(request))
+        array[:] = 9
+        assert [asked.inputs["X"].tolist() for asked in services.asked] == [[1], [1]]
 
     def test_a_decoupled_model_answers_with_an_iterator(self, services):
         async def asked():
@@ -184,10 +198,12 @@ class TestModelControl:
         pb_utils.load_model(model_name="a")
         pb_utils.load_model(model_name="a", config="{}", files={"file:1/model.py": b"x"})
         pb_utils.unload_model(model_name="a", unload_dependents=True)
+        pb_utils.unload_model("b")
         assert services.calls == [
             ("load", "a", None, None),
             ("load", "a", "{}", {"1/model.py": b"x"}),
-            ("unload", "a"),
+            ("unload", "a", True),
+            ("unload", "b", False),
         ]
         assert pb_utils.is_model_ready("double", model_version="1")
         assert not pb_utils.is_model_ready("a")
@@ -223,7 +239,7 @@ class TestContext:
         assert pb_utils.get_model_dir() == "/repository/m/1"
 
     def test_a_config_is_completed_without_a_runtime(self):
-        with entered(ModelContext(folder="f", services=None)), pytest.raises(pb_utils.TritonModelException):
+        with entered(ModelContext(folder="f", package="own", services=None)), pytest.raises(pb_utils.TritonModelException):
             pb_utils.is_model_ready("m")
 
 
@@ -307,6 +323,12 @@ def test_logger(caplog, call, level):
     getattr(pb_utils.Logger, call)("hello")
     pb_utils.Logger.log("again", {"DEBUG": pb_utils.Logger.VERBOSE}.get(level, getattr(pb_utils.Logger, level, 0)))
     assert [(record.levelname, record.message) for record in caplog.records] == [(level, "hello"), (level, "again")]
+
+
+@pytest.mark.parametrize("code", ["NOT_FOUND", "ALREADY_EXISTS", "UNKNOWN", "CANCELLED", "INTERNAL"])
+def test_errors_keep_their_code(code):
+    error = inference_error(pb_utils.TritonError("text", getattr(pb_utils.TritonError, code)))
+    assert (error.code, error.message) == (ErrorCode[code], "text")
 
 
 class TestCompletedConfigs:

@@ -10,7 +10,7 @@ from local_runtime.messages import InferRequest
 from local_runtime.repository.completion import place
 from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.repository.parsing import parse
-from local_runtime.scheduling.validation import CheckedRequest, check
+from local_runtime.scheduling.validation import CheckedRequest, RequestChecker
 
 ADD = """
 def forward(self, a, b):
@@ -61,7 +61,7 @@ def load_exported(tmp_path):
 
 
 def request_of(model_config, arrays, *, outputs=()):
-    return check(InferRequest(model="add", inputs=arrays, outputs=outputs), model_config)
+    return RequestChecker(model_config).check(InferRequest(model="add", inputs=arrays, outputs=outputs))
 
 
 def member(model_config, a, b, *, outputs=(), rows=1):

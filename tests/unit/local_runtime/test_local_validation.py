@@ -5,7 +5,7 @@ import pytest
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferRequest
 from local_runtime.repository.parsing import parse
-from local_runtime.scheduling.validation import RequestChecker, bytes_array, check, check_outputs
+from local_runtime.scheduling.validation import RequestChecker, bytes_array, check_outputs
 
 STD = parse(
     """backend: "python" max_batch_size: 4
@@ -46,6 +46,45 @@ def strings(*shape):
 
 def request(inputs, **fields):
     return InferRequest(model="any", inputs=inputs, **fields)
+
+
+def check(one, config):
+    return RequestChecker(config).check(one)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            pytest.param(field, value, id=f"{field}-{name}")
+            for field in ("sequence_id", "priority", "queue_timeout_us")
+            for name, value in {
+                "negative": -1,
+                "too large": 2**64,
+                "too large to be written": 10**5000,
+                "none": None,
+                "float": 1.5,
+                "bytes": b"a",
+            }.items()
+        ),
+        pytest.param("sequence_id", "a\ud800", id="sequence_id-half a pair"),
+        ("priority", "1"),
+        ("queue_timeout_us", np.int64(-1)),
+    ],
+)
+def test_numbers_and_names_that_no_protocol_could_carry_are_refused(field, value):
+    with pytest.raises(InferenceError) as refused:
+        check(request({"X": ints(1, 2)}, request_id="abc", **{field: value}), STD)
+    assert refused.value.code is ErrorCode.INVALID_ARG
+    assert refused.value.message.startswith(f"[request id: abc] {field} must be an unsigned 64-bit integer")
+
+
+@pytest.mark.parametrize(
+    "sequence_id", [0, "", 1, 2**64 - 1, np.uint64(2**64 - 1), np.int32(7), "a\0", "straße", "😀" * 9]
+)
+def test_numbers_and_names_that_a_protocol_could_carry_are_taken(sequence_id):
+    one = request({"X": ints(1, 2)}, sequence_id=sequence_id, priority=2**64 - 1, queue_timeout_us=2**64 - 1)
+    assert check(one, STD).source is one
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 import asyncio
 import dataclasses
 import functools
-import importlib
 import itertools
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 from local_runtime.errors import InferenceError, ModelLoadError
 from local_runtime.executors import models
@@ -18,10 +17,10 @@ from local_runtime.executors.services import Services
 from local_runtime.executors.warmup import warmup_batches
 from local_runtime.messages import BatchExecuted
 from local_runtime.repository.completion import Placement, completed, place
-from local_runtime.repository.initial_state import initial_states
-from local_runtime.repository.labels import read_labels
+from local_runtime.repository.devices import cuda_devices
 from local_runtime.repository.model_config import Backend, InstanceKind, ModelConfig, OldestStrategy
 from local_runtime.repository.reader import ModelSource
+from local_runtime.repository.side_files import initial_states, read_labels
 from local_runtime.scheduling.adaptive import AdaptiveSizing
 from local_runtime.scheduling.batching import Batcher
 from local_runtime.scheduling.decisions import Policy
@@ -53,19 +52,16 @@ def monotonic_us() -> int:
 
 
 class ServedModel:
-    """One loaded version of a model. An ensemble has neither scheduler nor instances.
-
-    `labels` are names of classes, by output; whoever loads it sets them.
+    """One loaded version of a model. An ensemble has neither placements, scheduler nor instances.
 
     Args:
-        number: no other loaded version of any model in this process has it.
-        config: the checked configuration.
+        source: where it came from; temporary folders last as long as this.
         version: name of the version folder.
-        message: the completed `ModelConfig` protobuf message.
+        labels: names of classes, by output.
+        stats: its counters.
+        placements: where its instances run.
         instances: what runs its batches.
         scheduler: its queue.
-        stats: its counters.
-        load_us: how long loading took.
     """
 
     _numbers = itertools.count(1)
@@ -73,24 +69,27 @@ class ServedModel:
     def __init__(
         self,
         *,
-        config: ModelConfig,
+        source: ModelSource,
         version: str,
-        message: Any,
+        labels: Mapping[str, tuple[str, ...]],
         stats: StatsRecorder,
-        scheduler: ModelScheduler | None = None,
+        placements: Sequence[Placement] = (),
         instances: Sequence[Instance] = (),
-        load_us: int = 0,
+        scheduler: ModelScheduler | None = None,
     ) -> None:
-        self.number = next(self._numbers)
-        self.config = config
+        self.number = next(self._numbers)  # no other loaded version of any model in this process has it
+        self.source = source
+        self.config = source.config
         self.version = version
-        self.message = message
+        self.labels = labels
+        self.message = completed(source.config, placements)
         self.stats = stats
-        self.scheduler = scheduler
         self.instances = instances
-        self.load_us = load_us
-        self.labels: Mapping[str, tuple[str, ...]] = {}
-        self.checker = RequestChecker(config)
+        self.scheduler = scheduler
+        self.checker = RequestChecker(source.config)
+        # What to tell when the version goes before all of its requests have ended; for answers that go on after the
+        # scheduler has done its part.
+        self.on_unload: set[Callable[[], None]] = set()
         self._in_flight = 0
         self._drained = asyncio.Event()
         self._drained.set()
@@ -121,6 +120,8 @@ class ServedModel:
             _log.warning("unloading with requests in flight", extra=fields)
         if self.scheduler is not None:
             self.scheduler.close()
+        for tell in tuple(self.on_unload):
+            tell()
         await _stop(self.instances)
 
 
@@ -129,16 +130,24 @@ async def load_version(source: ModelSource, version: str, *, threads: int, optio
 
     Raises ModelLoadError; nothing is left running then.
     """
+    try:
+        return await _load(source, version, threads=threads, options=options)
+    except (ModelLoadError, asyncio.CancelledError):
+        raise
+    except Exception as error:  # whatever one model does, the others are served
+        _log.exception("loading a model failed in an unforeseen way", extra={"model": source.config.name})
+        raise ModelLoadError(f"{type(error).__name__}: {error}") from error
+
+
+async def _load(source: ModelSource, version: str, *, threads: int, options: LoadOptions) -> ServedModel:
     config = source.config
     began_us = monotonic_us()
     stats = StatsRecorder(name=config.name, version=version)
     labels = await asyncio.to_thread(read_labels, config, source.folder)
     if config.backend is Backend.ENSEMBLE:
-        served = ServedModel(config=config, version=version, message=completed(config, ()), stats=stats)
-        served.labels = labels
-        return served
-    states = await asyncio.to_thread(initial_states, source.config, source.folder)
-    devices = await asyncio.to_thread(_cuda_devices) if _may_use_gpu(config) else 0
+        return ServedModel(source=source, version=version, labels=labels, stats=stats)
+    sequence_inputs = await asyncio.to_thread(_sequence_inputs, source)
+    devices = await asyncio.to_thread(cuda_devices) if _may_use_gpu(config) else 0
     placements = place(config, cuda_devices=devices)
     instances = await _start_instances(
         source, version, placements, threads=_own_threads(config, threads), services=options.services
@@ -155,25 +164,29 @@ async def load_version(source: ModelSource, version: str, *, threads: int, optio
         clock_us=monotonic_us,
         observer=options.observer,
         preserve_ordering=_preserves_ordering(config),
-        sequence_inputs=SequenceInputs(
-            config=config.sequence_batching,
-            max_batch_size=config.max_batch_size,
-            initial_states=states,
-        )
-        if config.sequence_batching
-        else None,
+        sequence_inputs=sequence_inputs,
     )
-    served = ServedModel(
-        config=config,
+    stats.loaded(load_us=monotonic_us() - began_us)
+    return ServedModel(
+        source=source,
         version=version,
-        message=completed(config, placements),
+        labels=labels,
         stats=stats,
-        scheduler=scheduler,
+        placements=placements,
         instances=instances,
-        load_us=monotonic_us() - began_us,
+        scheduler=scheduler,
     )
-    served.labels = labels
-    return served
+
+
+def _sequence_inputs(source: ModelSource) -> SequenceInputs | None:
+    config = source.config
+    if config.sequence_batching is None:
+        return None
+    return SequenceInputs(
+        config=config.sequence_batching,
+        max_batch_size=config.max_batch_size,
+        initial_states=initial_states(config, source.folder),
+    )
 
 
 def thread_share(configs: Iterable[ModelConfig], *, threads: int | None) -> int:
@@ -198,15 +211,6 @@ def _own_threads(config: ModelConfig, share: int) -> int:
 
 def _may_use_gpu(config: ModelConfig) -> bool:
     return any(group.kind in (InstanceKind.AUTO, InstanceKind.GPU) for group in config.instance_groups)
-
-
-def _cuda_devices() -> int:
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError:
-        return 0
-    count: int = torch.cuda.device_count()
-    return count
 
 
 async def _start_instances(
@@ -246,9 +250,15 @@ async def _start_instances(
 
 
 async def _warm_up(source: ModelSource, instances: Sequence[Instance], stats: StatsRecorder) -> None:
-    """Run `model_warmup` on every instance; as in Triton it counts in the statistics, and a failure is logged."""
+    """Run `model_warmup` on every instance; as in Triton it counts in the statistics. ModelLoadError if it fails."""
     batches = await asyncio.to_thread(warmup_batches, source.config, source.folder)
-    await asyncio.gather(*(_warm_up_one(instance, batches, stats) for instance in instances))
+    runs = [asyncio.create_task(_warm_up_one(instance, batches, stats)) for instance in instances]
+    try:
+        await asyncio.gather(*runs)
+    finally:
+        for run in runs:
+            run.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
 
 
 async def _warm_up_one(instance: Instance, batches: Sequence[tuple[CheckedRequest, int]], stats: StatsRecorder) -> None:
@@ -258,7 +268,7 @@ async def _warm_up_one(instance: Instance, batches: Sequence[tuple[CheckedReques
             ended: asyncio.Future[Executed] = loop.create_future()
 
             def done(executed: Executed, ended: "asyncio.Future[Executed]" = ended) -> None:
-                loop.call_soon_threadsafe(ended.set_result, executed)
+                loop.call_soon_threadsafe(_set_result, ended, executed)
 
             instance.submit([request], done)
             executed = await ended
@@ -267,6 +277,11 @@ async def _warm_up_one(instance: Instance, batches: Sequence[tuple[CheckedReques
                 raise ModelLoadError(f"failed to run warmup sample: {outcome.message}")
             stats.executed(rows=request.rows, compute=executed.compute)
             stats.answered(rows=request.rows, queue_us=0, compute=executed.compute, at_ms=time.time_ns() // 1_000_000)
+
+
+def _set_result(ended: "asyncio.Future[Executed]", executed: Executed) -> None:
+    if not ended.done():
+        ended.set_result(executed)
 
 
 async def _stop(instances: Sequence[Instance]) -> None:

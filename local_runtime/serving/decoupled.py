@@ -1,12 +1,21 @@
 """Requests to decoupled models: any number of answers, made in the model's threads, taken on the event loop."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
-from typing import Any
 
-from local_runtime.errors import InferenceError, deadline_passed, decoupled_needs_stream, too_slow
-from local_runtime.loader import ServedModel, monotonic_us
+from local_runtime.errors import (
+    ErrorCode,
+    InferenceError,
+    deadline_passed,
+    decoupled_needs_stream,
+    stopped,
+    too_slow,
+)
 from local_runtime.messages import Annotated, InferAnswer, InferRequest, Tensors
+from local_runtime.scheduling.scheduler import Answered
+from local_runtime.scheduling.stats import FailureReason
+from local_runtime.serving.loader import ServedModel, monotonic_us
 
 # Answers of one decoupled request that its caller has not taken yet. A model that makes more is not held up by one
 # slow caller: that caller's stream ends.
@@ -18,45 +27,78 @@ class DecoupledCall:
 
     def __init__(self, served: ServedModel, request: InferRequest) -> None:
         self._served = served
+        self._model = served.config.name
         self._loop = asyncio.get_running_loop()
+        self._began_us = monotonic_us()
         self._made: asyncio.Queue[InferAnswer] = asyncio.Queue()
+        self._is_over = False  # the final answer is made: what comes later is dropped
+        self._failed: InferenceError | None = None
         self._checked = served.checker.check(request, respond=self._respond)
 
     async def answers(self, *, deadline_us: int | None) -> AsyncGenerator[InferAnswer, None]:
         """Queue the request, then hand out its answers up to the final one."""
         scheduler = self._served.scheduler
         if scheduler is None:
-            raise decoupled_needs_stream(self._served.config.name)
+            raise decoupled_needs_stream(self._model)
         timeout_at = None if deadline_us is None else self._loop.time() + (deadline_us - monotonic_us()) / 1_000_000
         execution = asyncio.create_task(scheduler.infer(self._checked, deadline_us=deadline_us))
         execution.add_done_callback(self._executed)
+        self._served.on_unload.add(self._stop)
+        is_finished = False
         try:
-            while True:
+            while not is_finished:
                 try:
                     async with asyncio.timeout_at(timeout_at):
                         answer = await self._made.get()
                 except TimeoutError as error:
-                    raise deadline_passed(self._served.config.name) from error
-                if self._made.qsize() >= _MAX_UNTAKEN_ANSWERS:
-                    raise too_slow(self._served.config.name)
+                    raise deadline_passed(self._model) from error
+                is_finished = answer.is_final
                 yield answer
-                if answer.is_final:
-                    return
+            await self._count(execution)
         finally:
+            self._served.on_unload.discard(self._stop)
             self._checked.cancellation.is_cancelled = True
             execution.cancel()
+            if not is_finished:
+                self._served.stats.failed(FailureReason.CANCELED, after_us=monotonic_us() - self._began_us)
+
+    async def _count(self, execution: "asyncio.Task[Answered]") -> None:
+        """The request has ended: a success, unless its last word was an error. The scheduler has counted refusals."""
+        if self._failed is not None:
+            if execution.done() and not execution.cancelled() and execution.exception() is not None:
+                return
+            canceled = self._failed.code is ErrorCode.CANCELLED
+            reason = FailureReason.CANCELED if canceled else FailureReason.BACKEND
+            self._served.stats.failed(reason, after_us=monotonic_us() - self._began_us)
+            return
+        answered = await execution
+        self._served.stats.answered(
+            rows=self._checked.rows,
+            queue_us=answered.queue_us,
+            compute=answered.compute,
+            at_ms=time.time_ns() // 1_000_000,
+        )
 
     def _respond(self, outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a callback's shape: `Respond`
         """From any thread: one answer of the model."""
-        self._loop.call_soon_threadsafe(self._take, outcome, is_final)
+        try:
+            self._loop.call_soon_threadsafe(self._take, outcome, is_final)
+        except RuntimeError:
+            return  # the event loop has ended: nobody is left to be answered
 
     def _take(self, outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - as above
-        if self._checked.cancellation.is_cancelled:
+        if self._is_over or self._checked.cancellation.is_cancelled:
             return
+        if not is_final and self._made.qsize() >= _MAX_UNTAKEN_ANSWERS:
+            self._checked.cancellation.is_cancelled = True
+            outcome, is_final = too_slow(self._model), True
+        self._is_over = is_final
         error = outcome if isinstance(outcome, InferenceError) else None
+        if is_final:
+            self._failed = error
         annotated = _annotated(outcome)
         answer = InferAnswer(
-            model=self._served.config.name,
+            model=self._model,
             version=self._served.version,
             outputs=annotated.outputs,
             parameters=annotated.parameters,
@@ -68,7 +110,11 @@ class DecoupledCall:
         )
         self._made.put_nowait(answer)
 
-    def _executed(self, execution: "asyncio.Task[Any]") -> None:
+    def _stop(self) -> None:
+        """The model goes before the request has ended."""
+        self._take(stopped(self._model), is_final=True)
+
+    def _executed(self, execution: "asyncio.Task[Answered]") -> None:
         """The model's `execute` has ended: answers may still come, unless it failed."""
         error = None if execution.cancelled() else execution.exception()
         if isinstance(error, InferenceError):

@@ -1,0 +1,146 @@
+"""Requests out of the bytes of one connection, cut anywhere. Pure.
+
+A head is held back until it is whole; a body is taken as it comes. Both are bounded.
+"""
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from local_runtime.protocol.http_chunks import ChunkedBody
+from local_runtime.protocol.http_exchange import HttpError, too_large
+from local_runtime.protocol.http_head import Head, parse_head
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_BARE_ENDS: Final = (b"\n\n", b"\n\r\n")  # of a head whose lines end in a bare LF
+_LINE_ENDS: Final = (b"\r", b"\n")
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request that has come as a whole."""
+
+    head: Head
+    body: bytes
+
+
+class RequestReader:
+    """Cuts what a client sends into requests.
+
+    Args:
+        max_body_bytes: a larger body is refused, by its length where that is announced.
+    """
+
+    def __init__(self, *, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._held = b""  # received, not taken yet
+        self._last: tuple[bytes, Head] | None = None  # clients repeat themselves
+        self._head: Head | None = None  # of the request whose body is awaited
+        self._left = 0
+        self._parts: list[bytes] = []
+        self._chunks: ChunkedBody | None = None
+        self._owes_continue = False
+
+    @property
+    def held_bytes(self) -> int:
+        """How much was received and not taken yet."""
+        return len(self._held)
+
+    @property
+    def awaits_body(self) -> bool:
+        """A head has come and its body has not."""
+        return self._head is not None
+
+    @property
+    def is_in_head(self) -> bool:
+        """Part of a head has come (once `take` has nothing more to give)."""
+        return bool(self._held) and self._head is None
+
+    def owes_continue(self) -> bool:
+        """Whether the client waits to be told that its body is wanted; it is asked once."""
+        owes, self._owes_continue = self._owes_continue, False
+        return owes
+
+    def put(self, data: bytes) -> None:
+        """More bytes have come."""
+        self._held = self._held + data if self._held else data
+
+    def drop(self) -> None:
+        """Forget what has come of a request that is not whole."""
+        self._held = b""
+        self._head = self._chunks = None
+        self._parts.clear()
+        self._owes_continue = False
+
+    def take(self) -> Request | None:
+        """The next request, if it is whole. Raises HttpError where the bytes cannot be read on."""
+        while self._held:
+            head = self._head
+            if head is None:
+                head = self._take_head(self._held)
+                if head is None:
+                    return None
+                if not head.content_length and not head.is_chunked:
+                    return Request(head, b"")
+                self._await_body(head)
+            else:
+                self._owes_continue = False
+                body = self._take_body(self._held) if self._chunks is None else self._take_chunks(self._chunks)
+                if body is not None:
+                    self._head = self._chunks = None
+                    return Request(head, body)
+        return None
+
+    def _take_head(self, data: bytes) -> Head | None:
+        if data.startswith(_LINE_ENDS):
+            data = self._held = data.lstrip(b"\r\n")  # empty lines before a request are nothing (RFC 9112, 2.2)
+        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
+        if end < len(_END_OF_HEAD):
+            _check_partial(data)
+            return None
+        if end > MAX_HEAD_BYTES:
+            raise _head_too_large()
+        raw = data[:end]
+        if self._last is None or self._last[0] != raw:
+            self._last = (raw, parse_head(raw))
+        self._held = data[end:]
+        return self._last[1]
+
+    def _await_body(self, head: Head) -> None:
+        if head.content_length > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
+        self._head = head
+        self._left = head.content_length
+        self._chunks = ChunkedBody(max_bytes=self._max_body_bytes) if head.is_chunked else None
+        self._owes_continue = head.expects_continue
+
+    def _take_body(self, data: bytes) -> bytes | None:
+        left = self._left
+        self._left -= len(data)
+        if self._left > 0:
+            self._parts.append(data)
+            self._held = b""
+            return None
+        self._held = data[left:]
+        body = data[:left]
+        if self._parts:
+            body = b"".join((*self._parts, body))
+            self._parts.clear()
+        return body
+
+    def _take_chunks(self, chunks: ChunkedBody) -> bytes | None:
+        self._held = chunks.take(self._held)
+        return chunks.content() if chunks.is_whole else None
+
+
+def _check_partial(data: bytes) -> None:
+    """What can be said of a head that is not whole. What is no HTTP at all, like TLS, might never be."""
+    if len(data) > MAX_HEAD_BYTES:
+        raise _head_too_large()
+    if (data and not data[:1].isupper()) or any(end in data for end in _BARE_ENDS):
+        raise HttpError(HTTPStatus.BAD_REQUEST, "malformed HTTP request")
+
+
+def _head_too_large() -> HttpError:
+    return HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's head is too large")
