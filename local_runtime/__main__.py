@@ -83,7 +83,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    serve.add_argument("--repository", type=Path, required=True, help="folder of Triton models")
+    serve.add_argument(
+        "--repository",
+        "--model-repository",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder of Triton models (the second name is Triton's own)",
+    )
     _add_addresses(serve)
     _add_models(serve)
     _add_limits(serve)
@@ -151,7 +158,12 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         help="bytes that the body of an HTTP request may have, also after decompression (64 MiB)",
     )
     serve.add_argument(
-        "--exit-timeout-s", type=_positive, default=30, help="seconds to finish accepted work on exit (30)"
+        "--exit-timeout-s",
+        "--exit-timeout-secs",
+        type=_positive,
+        default=30,
+        metavar="SECONDS",
+        help="how long accepted work may take on exit (30; the second name is Triton's own)",
     )
 
 

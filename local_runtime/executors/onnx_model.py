@@ -18,7 +18,6 @@ from local_runtime.scheduling import collate
 from local_runtime.scheduling.execution import Executed
 from local_runtime.scheduling.validation import CheckedRequest, bytes_array, output_specs
 
-
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"
 

@@ -114,7 +114,10 @@ class OwnModules:
         level: int = 0,
     ) -> ModuleType:
         """`__import__` as the instance's modules see it."""
-        if level > 0 or not self.has(name):
+        if level == 0 and not self.has(name) and isinstance(sys.modules.get(name.partition(".")[0]), _StandIn):
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+        # C code that imports by itself (unpickling) gives a list, and then looks into sys.modules.
+        if level > 0 or isinstance(fromlist, list) or not self.has(name):
             return __import__(name, globals, locals, fromlist or (), level)
         if fromlist:
             return __import__(f"{self._package}.{name}", globals, locals, fromlist, 0)
@@ -178,7 +181,10 @@ class _StandInFinder:
 class _StandInLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The stand-in."""
-        return _StandIn(spec.name)
+        module = _StandIn(spec.name)
+        # Nowhere: otherwise Python's own finder would look into the folder of the instance that asked first.
+        module.__path__ = []
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing: the module behind it has been executed."""

@@ -324,7 +324,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         elif self._lingers_since is None:
             self._lingers_since = self._active_at = self._loop.time()
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has just left
+                self._transport.abort()
 
 
 def _encoded(reply: Reply, head: Head | None, *, is_last: bool) -> bytes:

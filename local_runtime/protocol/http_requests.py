@@ -35,6 +35,7 @@ class RequestReader:
     def __init__(self, *, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._held = b""  # received, not taken yet
+        self._searched = 0  # bytes of it that hold no end of a head
         self._last: tuple[bytes, Head] | None = None  # clients repeat themselves
         self._head: Head | None = None  # of the request whose body is awaited
         self._left = 0
@@ -69,6 +70,7 @@ class RequestReader:
     def drop(self) -> None:
         """Forget what has come of a request that is not whole."""
         self._held = b""
+        self._searched = 0
         self._head = self._chunks = None
         self._parts.clear()
         self._owes_continue = False
@@ -95,10 +97,14 @@ class RequestReader:
     def _take_head(self, data: bytes) -> Head | None:
         if data.startswith(_LINE_ENDS):
             data = self._held = data.lstrip(b"\r\n")  # empty lines before a request are nothing (RFC 9112, 2.2)
-        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
+            self._searched = 0
+        start = max(0, self._searched - len(_END_OF_HEAD))
+        end = data.find(_END_OF_HEAD, start) + len(_END_OF_HEAD)
         if end < len(_END_OF_HEAD):
-            _check_partial(data)
+            _check_partial(data, start)
+            self._searched = len(data)
             return None
+        self._searched = 0
         if end > MAX_HEAD_BYTES:
             raise _head_too_large()
         raw = data[:end]
@@ -134,11 +140,14 @@ class RequestReader:
         return chunks.content() if chunks.is_whole else None
 
 
-def _check_partial(data: bytes) -> None:
-    """What can be said of a head that is not whole. What is no HTTP at all, like TLS, might never be."""
+def _check_partial(data: bytes, start: int) -> None:
+    """What can be said of a head that is not whole; what is before `start` was looked at.
+
+    What is no HTTP at all, like TLS, might never be whole.
+    """
     if len(data) > MAX_HEAD_BYTES:
         raise _head_too_large()
-    if (data and not data[:1].isupper()) or any(end in data for end in _BARE_ENDS):
+    if (data and not data[:1].isupper()) or any(data.find(end, start) >= 0 for end in _BARE_ENDS):
         raise HttpError(HTTPStatus.BAD_REQUEST, "malformed HTTP request")
 
 

@@ -50,30 +50,6 @@ def statistics(models: Iterable[ModelStatistics]) -> dict[str, Any]:
     return {"model_stats": [_model(model) for model in models]}
 
 
-def config(message: Any) -> dict[str, Any]:
-    """A `ModelConfig` message as Triton's JSON: proto field names, defaults written out, integers as numbers."""
-    answer: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            of = field.message_type.fields_by_name["value"]
-            answer[field.name] = {str(key): _plain(of, value[key]) for key in value}
-        elif field.is_repeated:
-            answer[field.name] = [_plain(field, item) for item in value]
-        elif not field.has_presence or message.HasField(field.name):
-            answer[field.name] = _plain(field, value)
-    return answer
-
-
-def _plain(field: Any, value: Any) -> Any:
-    if field.message_type is not None:
-        return config(value)
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known else value
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
 def _status(status: ModelStatus) -> dict[str, str]:
     told = {"name": status.name, "version": status.version, "state": status.state.value, "reason": status.reason}
     return told if status.state else {"name": status.name}

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.protocol import oip_describe
-from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version, with_classes
+from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version
 from local_runtime.protocol.oip_codec import (
     decode_load,
     decode_request,
@@ -40,6 +40,8 @@ _STATUS: Mapping[ErrorCode, grpc.StatusCode] = MappingProxyType(
         ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
         ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
         ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
+        ErrorCode.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+        ErrorCode.UNKNOWN: grpc.StatusCode.UNKNOWN,
         ErrorCode.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
     }
 )
@@ -134,8 +136,8 @@ class InferenceService:
 
     async def _model_infer(self, request: Any, context: Context) -> Any:
         asked = decode_request(request, timeout_us=_timeout_us(context))
-        answer = await infer_once(self._runtime, asked.request, decoupled=_DECOUPLED)
-        return encode_answer(with_classes(self._runtime, answer, asked.classes), request_id=request.id)
+        answer = await infer_once(self._runtime, asked.request, counts=asked.classes, decoupled=_DECOUPLED)
+        return encode_answer(answer, request_id=request.id)
 
     async def _model_stream_infer(self, requests: Any, context: Context) -> None:
         error = await serve_stream(self._runtime, requests, context, readers=self._readers)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from local_runtime.errors import ErrorCode, InferenceError, invalid
 from local_runtime.messages import InferAnswer
 from local_runtime.protocol import oip_describe
-from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version, with_classes
+from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version
 from local_runtime.protocol.http_connection import Exchange
 from local_runtime.protocol.http_exchange import BINARY_TYPE, HttpError, Reply, compressed, error_reply, plain_body
 from local_runtime.protocol.http_routes import METHODS, Route, route
@@ -35,6 +35,7 @@ from local_runtime.protocol.oip_json import (
     parse,
 )
 from local_runtime.protocol.oip_tensors import Malformed, refusing
+from local_runtime.repository.completion import triton_json
 from local_runtime.runtime import LocalRuntime
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ STATUS: Mapping[ErrorCode, HTTPStatus] = MappingProxyType(
         ErrorCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
         ErrorCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
         ErrorCode.CANCELLED: HTTPStatus.BAD_REQUEST,
+        ErrorCode.ALREADY_EXISTS: HTTPStatus.BAD_REQUEST,
+        ErrorCode.UNKNOWN: HTTPStatus.BAD_REQUEST,
         ErrorCode.DEADLINE: HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
@@ -138,9 +141,7 @@ class HttpApp:
             asked = self._raw(found, body)
         else:
             asked = decode_infer(found.model, found.version, body, json_length=json_length)
-        answer = await infer_once(self._runtime, asked.request, decoupled=_DECOUPLED)
-        if asked.classes:
-            answer = with_classes(self._runtime, answer, asked.classes)
+        answer = await infer_once(self._runtime, asked.request, counts=asked.classes, decoupled=_DECOUPLED)
         reply = _infer_reply(encode_infer(answer, asked))
         return compressed(reply, head.accept_encoding) if head.accept_encoding else reply
 
@@ -210,7 +211,7 @@ class HttpApp:
         return Reply(content=dump(oip_describe.metadata(self._runtime.model_metadata(found.model, found.version))))
 
     async def _config(self, found: Route, _exchange: Exchange) -> Reply:
-        return Reply(content=dump(oip_describe.config(self._runtime.model_config(found.model, found.version))))
+        return Reply(content=triton_json(self._runtime.model_config(found.model, found.version)).encode())
 
     async def _stats(self, found: Route, _exchange: Exchange) -> Reply:
         return Reply(content=dump(oip_describe.statistics(self._runtime.statistics(found.model, found.version))))

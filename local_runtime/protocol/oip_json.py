@@ -5,6 +5,7 @@ server, requests may hold the bare words NaN and Infinity, and answers hold them
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,8 @@ from local_runtime.protocol.oip_tensors import Malformed, check_tensor, from_byt
 from local_runtime.protocol.oip_values import from_json, to_json
 from local_runtime.scheduling.validation import datatype_of
 
+_MIN_INT64 = -(2**63)
+_MAX_UINT64 = 2**64 - 1
 _NO_BINARY: Mapping[str, bool] = MappingProxyType({})
 _NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 
@@ -134,12 +137,28 @@ def error_body(text: str) -> bytes:
 
 
 def _parse_non_finite(body: bytes, error: orjson.JSONDecodeError) -> Any:
+    """What the first parser refused, in case it was for bare NaN or Infinity: just as strict about everything else."""
     if b"NaN" in body or b"Infinity" in body:
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
+            document = json.loads(body.decode(), parse_int=_integer, parse_float=_finite)
+            orjson.dumps(document)  # raises for half a surrogate pair, which is no text
+        except (ValueError, RecursionError, orjson.JSONEncodeError):
             pass  # it is malformed in another way: the first parser's words are better
+        else:
+            return document
     raise invalid(f"failed to parse the request JSON buffer: {error}") from error
+
+
+def _integer(text: str) -> int | float:
+    number = int(text)
+    return number if _MIN_INT64 <= number <= _MAX_UINT64 else _finite(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("number is infinity when parsed as double")
+    return number
 
 
 def _plain(value: Any) -> Any:

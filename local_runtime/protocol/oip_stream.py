@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer
-from local_runtime.protocol.answering import INTERNAL_TEXT, with_classes
+from local_runtime.protocol.answering import INTERNAL_TEXT, classes_of, is_decoupled, with_classes
 from local_runtime.protocol.oip_codec import Decoded, decode_request, encode_answer, encode_stream_error
 from local_runtime.runtime import LocalRuntime
 
@@ -68,30 +68,25 @@ class _Stream:
     async def _answer(self, asked: Decoded) -> None:
         request_id = asked.request.request_id
         try:
+            # Asked before the inference: behind it, the model may be gone.
+            classes = classes_of(self._runtime, asked.request, asked.classes)
+            drops_empty = not asked.wants_empty_final and is_decoupled(self._runtime, asked.request)
             async with contextlib.aclosing(self._runtime.stream(asked.request)) as answers:
                 async for answer in answers:
-                    await self._send(answer, asked)
+                    if answer.outputs or answer.error is not None or not (answer.is_final and drops_empty):
+                        await self._send(with_classes(answer, classes), request_id)
         except InferenceError as error:
             await self._fail(error, request_id)
         except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
             _log.exception("a request failed in the gRPC server")
             await self._fail(InferenceError(ErrorCode.INTERNAL, INTERNAL_TEXT), request_id)
 
-    async def _send(self, answer: InferAnswer, asked: Decoded) -> None:
-        request_id = asked.request.request_id
+    async def _send(self, answer: InferAnswer, request_id: str) -> None:
         if answer.error is not None:
             await self._fail(answer.error, request_id, is_final=answer.is_final)
             return
-        is_empty = answer.is_final and not answer.outputs
-        if is_empty and not asked.wants_empty_final and self._is_decoupled(answer):
-            return
-        shown = with_classes(self._runtime, answer, asked.classes)
-        response = encode_answer(shown, request_id=request_id, is_final=answer.is_final)
+        response = encode_answer(answer, request_id=request_id, is_final=answer.is_final)
         await self._write(service_pb2.ModelStreamInferResponse(infer_response=response))
-
-    def _is_decoupled(self, answer: InferAnswer) -> bool:
-        config = self._runtime.model_config(answer.model, answer.version)
-        return bool(config.model_transaction_policy.decoupled)
 
     async def _fail(self, error: InferenceError, request_id: str, *, is_final: bool = True) -> None:
         if self._raises:

@@ -39,7 +39,9 @@ def test_help_has_examples(capsys):
 
 
 def test_no_such_repository_is_said_in_one_line(tmp_path, capsys):
-    assert main(["serve", "--repository", str(tmp_path / "absent"), "--grpc", f"unix:{tmp_path}/s"]) == 78
+    names = ["--model-repository", str(tmp_path / "absent"), "--exit-timeout-secs", "3"]  # Triton's
+    for repository in (["--repository", str(tmp_path / "absent")], names):
+        assert main(["serve", *repository, "--grpc", f"unix:{tmp_path}/s"]) == 78
     assert capsys.readouterr().err.strip().endswith("is not a folder")
 
 

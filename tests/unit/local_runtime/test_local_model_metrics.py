@@ -14,7 +14,7 @@ from local_runtime.executors.shim.context import ModelContext, entered
 @pytest.fixture
 def services():
     fake = types.SimpleNamespace(metrics=MetricRegistry())
-    with entered(ModelContext(folder="/repository/m/1", services=fake)):
+    with entered(ModelContext(folder="/repository/m/1", package="own", services=fake)):
         yield fake
 
 

@@ -1,12 +1,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from tritonclient.grpc import model_config_pb2, service_pb2
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer
-from local_runtime.protocol import oip_describe
 from local_runtime.protocol.oip_classes import top_classes
 from local_runtime.protocol.oip_codec import (
     decode_load,
@@ -241,20 +240,6 @@ def test_statistics_have_tritons_fields():
     assert (told.inference_stats.queue.ns, told.inference_stats.compute_infer.ns) == (300_000, 40_000)
     assert (told.inference_stats.fail.count, told.inference_stats.fail.ns) == (1, 9_000)
     assert (told.batch_stats[0].batch_size, told.batch_stats[0].compute_infer.count) == (3, 1)
-
-
-def test_config_is_told_with_numbers_and_enum_names():
-    config = model_config_pb2.ModelConfig(name="m", max_batch_size=4)
-    config.input.add(name="X", data_type=model_config_pb2.TYPE_FP32, dims=[-1, 3])
-    config.dynamic_batching.max_queue_delay_microseconds = 2**40
-    config.parameters["K"].string_value = "v"
-    told = oip_describe.config(config)
-    assert told["input"][0]["dims"] == [-1, 3]
-    assert told["input"][0]["data_type"] == "TYPE_FP32"
-    assert told["dynamic_batching"]["max_queue_delay_microseconds"] == 2**40
-    assert told["parameters"] == {"K": {"string_value": "v"}}
-    assert told["backend"] == ""
-    assert "sequence_batching" not in told
 
 
 def test_classes_of_each_row():

@@ -272,6 +272,23 @@ async def test_a_stream_gives_every_answer_and_says_which_is_final():
     assert [(len(message.infer_response.outputs), message.infer_response.id) for message in nothing] == [(0, "a")]
 
 
+async def test_a_stream_of_a_model_that_is_gone_before_its_last_answer_ends_well():
+    runtime = None
+
+    async def last(request):
+        yield answer(request, is_final=False)
+        del runtime.models["last"]
+        yield answer(request, outputs={})
+
+    asked = service_pb2.ModelInferRequest(model_name="last", id="a")
+    asked.inputs.add(name="X", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(1)
+    asked.outputs.add(name="X").parameters["classification"].int64_param = 1
+    async with faked(last=FakeModel(answers=last, is_decoupled=True)) as (runtime, client):
+        messages = await raw_stream(client, asked)
+    assert [message.error_message for message in messages] == [""]
+    assert messages[0].infer_response.raw_output_contents[0][4:] == b"1.000000:0:zero"
+
+
 async def test_requests_of_several_models_share_a_stream_and_enter_in_order():
     async with faked(many=MANY) as (runtime, client):
         requests = [count(3, "a"), {"model_name": "echo", "inputs": floats(7), "request_id": "b"}, count(2, "c")]
@@ -444,12 +461,13 @@ async def test_typed_contents(repository, tmp_path, write_python):
 @pytest.mark.parametrize(
     ("code", "status"),
     [
-        (0, "INTERNAL"),
+        (0, "UNKNOWN"),
         (1, "INTERNAL"),
         (2, "NOT_FOUND"),
         (3, "INVALID_ARGUMENT"),
         (4, "UNAVAILABLE"),
         (5, "UNIMPLEMENTED"),
+        (6, "ALREADY_EXISTS"),
         (7, "CANCELLED"),
     ],
 )

@@ -210,6 +210,21 @@ async def test_best_classes_in_place_of_values():
     assert result.as_numpy("X").tolist() == [[b"0.700000:1:one", b"0.200000:2"]]
 
 
+async def test_best_classes_of_a_model_that_is_gone_by_the_time_it_has_answered():
+    served = None
+
+    async def last(request):
+        del served.runtime.models["last"]
+        yield answer(request)
+
+    outputs = [{"name": "X", "parameters": {"classification": 1}}]
+    async with serving(last=FakeModel(answers=last)) as served:
+        told = await served.infer("last", outputs=outputs)
+        gone = await served.infer("last", outputs=outputs)
+    assert told.json()["outputs"][0]["data"] == ["2.000000:1:one"]
+    assert (gone.status_code, gone.json()["error"]) == (404, "Request for unknown model: 'last' is not found")
+
+
 async def test_parameters_and_id_reach_the_runtime_and_come_back():
     async with serving() as served, triton.InferenceServerClient(served.address) as client:
         result = await client.infer(
@@ -242,6 +257,8 @@ async def test_parameters_and_id_reach_the_runtime_and_come_back():
         ("INTERNAL", 500),
         ("UNAVAILABLE", 503),
         ("CANCELLED", 400),
+        ("ALREADY_EXISTS", 400),
+        ("UNKNOWN", 400),
         ("DEADLINE", 504),
     ],
 )
@@ -331,6 +348,16 @@ async def test_descriptions():
     assert regions == []
 
 
+async def test_head_is_get_without_a_body():
+    async with serving() as served:
+        told = await served.plain.head("/v2")
+        whole = await served.plain.get("/v2")
+        refused_too = await served.plain.head("/v2/repository/index")
+    assert (told.status_code, told.content) == (200, b"")
+    assert told.headers["content-length"] == whole.headers["content-length"]
+    assert (refused_too.status_code, refused_too.headers["allow"]) == (405, "POST")
+
+
 async def test_metrics_page():
     async with serving() as served:
         told = await served.plain.get("/metrics")
@@ -367,12 +394,14 @@ async def test_repository_control():
         ({"file:1/x": "?"}, "is not base64"),
         ({"config": {}}, "'config' must be a string"),
         ({"what": ""}, "unrecognized load parameter 'what'"),
+        ({"file:\ud800": "", "config": float("nan")}, "failed to parse the request JSON buffer"),
         ([], "'parameters'"),
     ],
 )
 async def test_load_parameters_that_are_wrong(parameters, text):
     async with serving() as served:
-        told = await served.plain.post("/v2/repository/models/m/load", json={"parameters": parameters})
+        content = json.dumps({"parameters": parameters})  # as another client writes it: httpx refuses NaN
+        told = await served.plain.post("/v2/repository/models/m/load", content=content)
         assert served.runtime.loads == []
     assert told.status_code == 400
     assert text in told.json()["error"]
@@ -414,6 +443,18 @@ async def test_a_stream_that_fails_before_it_begins_has_a_status_and_later_an_ev
     assert (early.status_code, early.json()) == (503, {"error": "own text"})
     assert later.status_code == 200
     assert later.text.split("\n\n")[1] == 'data: {"error":"gone"}'
+
+
+async def test_a_stream_that_breaks_is_logged_and_has_no_clean_end(caplog):
+    async def broken(request):
+        yield answer(request, is_final=False)
+        raise ZeroDivisionError("secret")
+
+    async with serving(broken=FakeModel(answers=broken)) as served:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await served.plain.post("/v2/models/broken/generate_stream", json={"X": 1})
+        assert (await served.infer()).status_code == 200
+    assert "secret" in caplog.text
 
 
 # --- connections ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer, ModelMetadata, TensorMetadata
 from local_runtime.protocol.http_routes import Route, route
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
-from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer
+from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer, parse
 
 TYPES = {
     "BOOL": [True, False],
@@ -56,6 +56,35 @@ def test_values_of_every_type_go_there_and_back(datatype):
     array = tensor(body(TYPES[datatype], datatype=datatype))
     told = json.loads(encoded({"Y": array}).content)["outputs"][0]
     assert told == {"name": "Y", "datatype": datatype, "shape": [2], "data": TYPES[datatype]}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b'"\\ud800"',
+        b'{"\\udfff": 1}',
+        b'"\xed\xa0\x80"',
+        b'"\xff"',
+        b"1e999",
+        b"1" + b"0" * 400,
+        b"1" + b"0" * 5000,
+        b"[" * 5000,
+        b"'x'",
+        b'"\n"',
+        b"01",
+    ],
+)
+def test_a_bare_nan_makes_nothing_else_acceptable(other):
+    plain, with_nan = b'{"id": %b}' % other, b'{"inputs": [NaN], "id": %b}' % other
+    for text in (plain, with_nan):
+        with pytest.raises(InferenceError, match="failed to parse the request JSON buffer"):
+            parse(text)
+
+
+@pytest.mark.parametrize("number", [b"18446744073709551616", b"-9223372036854775809", b"18446744073709551615", b"-0"])
+def test_numbers_beside_a_bare_nan_are_read_as_without(number):
+    plain, with_nan = parse(b'{"id": %b}' % number)["id"], parse(b'{"x": NaN, "id": %b}' % number)["id"]
+    assert (plain, type(plain)) == (with_nan, type(with_nan))
 
 
 @pytest.mark.parametrize("data", [[[1, 2, 3], [4, 5, 6]], [1, 2, 3, 4, 5, 6]], ids=["nested", "flat"])

@@ -1,6 +1,8 @@
 """ONNX models, written here byte by byte (protobuf wire format, onnx/onnx.proto) since nothing else needs `onnx`."""
 
 import sys
+import types
+import warnings
 
 import numpy as np
 import pytest
@@ -8,12 +10,12 @@ import pytest
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.executors.onnx_model import OnnxModel
 from local_runtime.messages import InferRequest
-from local_runtime.repository.completion import place
-from local_runtime.repository.model_config import NUMPY_TYPES
+from local_runtime.repository.completion import Placement, place
+from local_runtime.repository.model_config import NUMPY_TYPES, InstanceKind
 from local_runtime.repository.parsing import parse
-from local_runtime.scheduling.validation import RequestChecker
+from local_runtime.scheduling.validation import CheckedRequest, RequestChecker
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 # TensorProto.DataType
 NUMBERS = {
@@ -171,3 +173,65 @@ def test_without_the_package_the_reason_is_told(load, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ModelLoadError, match="model 'add' needs the package onnxruntime, which is absent"):
         load(config(), add())
+
+
+def test_an_answer_is_memory_of_its_own(load):
+    model_config = config("X", "X Y")
+    content = model_of(
+        [node("Identity", ["X"], "Y")], [tensor("X", "FP32")], [tensor("X", "FP32"), tensor("Y", "FP32")]
+    )
+    (outcome,) = load(model_config, content).execute([request_of(model_config, X=rows_of(1))]).outcomes
+    # A view of the batch's own copy: onnxruntime's memory would be held by an object that is no array.
+    assert [array.base.flags.owndata for array in outcome.values()] == [True, True]
+
+
+SEQUENCE = """sequence_batching {
+    state [ { input_name: "B" output_name: "SUM" data_type: TYPE_FP32 dims: [ -1 ] } ]
+}"""
+
+
+def sequence_member(state):
+    inputs = {"A": np.ones((1, len(state)), np.float32), "B": np.array([state], np.float32)}
+    source = InferRequest(model="add", inputs={})
+    return CheckedRequest(source=source, inputs=inputs, rows=1, batch_key=(), outputs=("DIFFERENCE", "SUM"))
+
+
+@pytest.mark.parametrize(
+    ("states", "text", "batches"),
+    [
+        (([1, 2], [3, 4]), "onnx runtime error: broken", [2]),
+        (
+            ([1, 2], [3]),
+            (
+                "model 'add' cannot run sequences together whose state 'B' has the shapes [1, 1] and [1, 2]: a state "
+                "that grows needs max_batch_size 1"
+            ),
+            [],
+        ),
+    ],
+)
+def test_sequences_fail_together_since_their_row_is_their_place(load, states, text, batches):
+    model_config = parse(str(config("A", "DIFFERENCE").message) + SEQUENCE, folder_name="add")
+    model = load(model_config, add())
+    ran = []
+
+    def run(names, inputs):
+        ran.append(len(inputs["A"]))
+        raise RuntimeError("broken")
+
+    model._session = types.SimpleNamespace(run=run)
+    outcomes = model.execute([sequence_member(state) for state in states]).outcomes
+    assert ([outcome.message for outcome in outcomes], ran) == ([text] * 2, batches)
+
+
+@pytest.mark.parametrize("available", [["CPUExecutionProvider"], ["CUDAExecutionProvider", "CPUExecutionProvider"]])
+def test_a_gpu_that_onnxruntime_cannot_use_is_never_replaced_by_the_cpu(tmp_path, monkeypatch, available):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+    (tmp_path / "model.onnx").write_bytes(add())
+    placement = Placement(name="add_0", kind=InstanceKind.GPU, device_id=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # onnxruntime's own, of a provider that it does not have
+        with pytest.raises(
+            ModelLoadError, match="model 'add' is to run on a GPU, but onnxruntime cannot use CUDA here"
+        ):
+            OnnxModel(config=config(), file=tmp_path / "model.onnx", placement=placement, threads=1)

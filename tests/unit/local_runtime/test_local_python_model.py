@@ -1,7 +1,9 @@
+import concurrent.futures
 import json
 import sys
 import textwrap
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -9,7 +11,10 @@ import pytest
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.executors import triton_python_backend_utils as pb_utils
 from local_runtime.executors.model_files import python_auto_complete
+from local_runtime.executors.own_modules import OwnModules
 from local_runtime.executors.python_model import PythonModel
+from local_runtime.executors.shim import context
+from local_runtime.executors.shim.context import ModelContext
 from local_runtime.messages import InferRequest
 from local_runtime.repository.completion import place
 from local_runtime.repository.parsing import parse
@@ -295,24 +300,161 @@ def test_answers_that_break_the_contract(load, returned, text):
     assert text in outcomes[0].message
 
 
-def test_instances_share_no_globals_and_no_sibling_modules(load, tmp_path):
-    folder = tmp_path / "m" / "1"
-    folder.mkdir(parents=True)
-    (folder / "sibling_of_model.py").write_text("counter = []")
+def own_names():
+    return {name for name in sys.modules if name.startswith("triton_model_")}
+
+
+def beside(tmp_path, files):
+    """Files by their path in the version folder."""
+    for name, content in files.items():
+        file = tmp_path / "m" / "1" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+
+
+COUNTER = "counter = []"
+FUNCTION = "def f(): pass\nf.counter = []"
+
+
+@pytest.mark.parametrize(
+    ("files", "statement"),
+    [
+        ({"sibling.py": COUNTER}, "from sibling import counter"),
+        ({"sibling.py": COUNTER}, "from .sibling import counter"),
+        ({"load.py": COUNTER}, "from . import load\ncounter = load.counter"),
+        ({"one.py": "import two\ncounter = two.counter", "two.py": COUNTER}, "from one import *"),
+        ({"../of_all_versions.py": COUNTER}, "from of_all_versions import counter"),
+        ({"parts/__init__.py": COUNTER}, "import parts\ncounter = parts.counter"),
+        ({"parts/__init__.py": "from parts.one import counter", "parts/one.py": COUNTER}, "from parts import counter"),
+        ({"parts/one.py": "from .two import counter", "parts/two.py": COUNTER}, "from parts.one import counter"),
+        ({"parts/one.py": COUNTER}, "import parts.one\ncounter = parts.one.counter"),
+        ({"parts/one.py": COUNTER}, "import parts.one as one\ncounter = one.counter"),
+        ({"parts/one.py": COUNTER}, "from parts import one\ncounter = one.counter"),
+        ({"parts/one.py": COUNTER}, "import importlib\ncounter = importlib.import_module('parts.one').counter"),
+        ({"parts/one.py": FUNCTION}, "import pickle\ncounter = pickle.loads(b'cparts.one\\nf\\n.').counter"),
+    ],
+)
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_modules_beside_the_model_belong_to_one_instance(load, tmp_path, files, statement, is_lazy):
+    is_lazy = is_lazy and "*" not in statement  # Python allows that outside of functions alone
+    beside(tmp_path, files)
     code = """
-    import sibling_of_model
+    EARLY
+    class TritonPythonModel:
+        def execute(self, requests):
+            LAZY
+            counter.append(1)
+            answer = requests[0].inputs()[0].as_numpy() * len(counter)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)])]
+    """
+    code = code.replace("LAZY", statement.replace("\n", "\n            ") if is_lazy else "")
+    code = code.replace("EARLY", "" if is_lazy else statement.replace("\n", "\n    "))
+    path, before = list(sys.path), own_names()
+    models = [load(code, instance=instance) for instance in (0, 1)]
+    for count in (1, 2):
+        for model in models:
+            answer = in_a_thread_of(model, lambda model=model: model.execute([member(1, outputs=("Y",))]).outcomes[0])
+            assert answer["Y"].tolist() == [[count, count]]
+    assert sys.path == path
+    for model in models:
+        model.close()
+    assert own_names() == before
+
+
+def in_a_thread_of(model, call):
+    """An instance has a thread of its own; the fixture's models have all been made in this one."""
+    with context.entered(model._modules.marks[context.MARK]):
+        return call()
+
+
+def test_a_reload_takes_the_modules_as_they_are_now(load, tmp_path):
+    code = """
+    import parts.one
+
+    class TritonPythonModel:
+        value = parts.one.value
+    """
+    values = []
+    for value in (1, 2):
+        beside(tmp_path, {"parts/one.py": f"value = {value}"})
+        values.append(load(code)._model.value)
+    assert values == [1, 2]
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_a_model_never_gets_anothers_modules(load, tmp_path):
+    beside(tmp_path, {"parts/one.py": "value = 1"})
+    code = """
+    import importlib
 
     class TritonPythonModel:
         def initialize(self, args):
-            sibling_of_model.counter.append(1)
-            self.count = len(sibling_of_model.counter)
+            self.value = importlib.import_module("parts.one").value
     """
-    path = list(sys.path)
-    models = [load(code, instance=instance) for instance in (0, 1)]
-    assert [model._model.count for model in models] == [1, 1]
-    assert "sibling_of_model" not in sys.modules
-    assert [model._module.__name__ in sys.modules for model in models] == [True, True]
-    assert sys.path == path
+    assert load(code)._model.value == 1
+    (tmp_path / "m" / "1" / "parts" / "one.py").unlink()
+    (tmp_path / "m" / "1" / "parts").rmdir()
+    with pytest.raises((ImportError, AttributeError)):
+        load(code)
+    with pytest.raises(ModuleNotFoundError):
+        load("import parts.one")
+
+
+def test_folders_of_data_and_copies_of_tritons_module_hide_nothing(load, tmp_path):
+    beside(tmp_path, {"numpy/vocab.txt": "", "triton_python_backend_utils.py": "", "json.py": "value = 1"})
+    model = load(
+        """
+        import json
+        import numpy
+
+        class TritonPythonModel:
+            has_all = (numpy.zeros, pb_utils.Tensor, json.loads)
+        """
+    )
+    assert model._model.has_all == (np.zeros, pb_utils.Tensor, json.loads)
+
+
+def test_instances_may_import_at_the_same_time(tmp_path):
+    files = {
+        "model.py": "from slow import value\n\nclass TritonPythonModel:\n    value = value\n",
+        "slow.py": "import meeting_place\nmeeting_place.barrier.wait(30)\nvalue = object()\n",
+    }
+    beside(tmp_path, files)
+    meeting_place = types.ModuleType("meeting_place")
+    meeting_place.barrier = threading.Barrier(4)
+    sys.modules["meeting_place"] = meeting_place
+    folder = tmp_path / "m" / "1"
+
+    def execute(index):
+        owner = ModelContext(folder=str(folder), package=context.new_package(str(index)), services=None)
+        return OwnModules(folder, owner=owner).execute(folder / "model.py").TritonPythonModel.value
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(execute, range(4)))) == 4
+
+
+def test_an_answer_stays_as_it_was_given(load):
+    model = load(
+        """
+        import numpy as np
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.kept = np.zeros((1, 2), np.float32)
+                self.parameters = {}
+
+            def execute(self, requests):
+                self.kept += 1
+                self.parameters["n"] = int(self.kept[0, 0])
+                return [
+                    pb_utils.InferenceResponse([pb_utils.Tensor("Y", self.kept)], parameters=self.parameters)
+                    for _ in requests
+                ]
+        """
+    )
+    outcomes = [model.execute([member(outputs=("Y",))]).outcomes[0] for _ in range(3)]
+    assert [outcome.outputs["Y"].tolist() for outcome in outcomes] == [[[1, 1]], [[2, 2]], [[3, 3]]]
+    assert [outcome.parameters["n"] for outcome in outcomes] == [1, 2, 3]
 
 
 def test_finalize_is_called_if_there_is_one(load):
@@ -335,18 +477,18 @@ def test_finalize_is_called_if_there_is_one(load):
     ],
 )
 def test_a_model_that_cannot_be_made_leaves_no_module_behind(load, code, error, text):
-    before = set(sys.modules)
+    before = own_names()
     with pytest.raises(error, match=text):
         load(code)
-    assert {name for name in set(sys.modules) - before if name.startswith("triton_model")} == set()
+    assert own_names() == before
 
 
 def test_a_closed_model_leaves_no_module_behind(load):
+    before = own_names()
     model = load("class TritonPythonModel: pass")
-    name = model._module.__name__
-    assert name in sys.modules
+    assert own_names() > before
     model.close()
-    assert name not in sys.modules
+    assert own_names() == before
 
 
 SENDER = """
@@ -558,6 +700,14 @@ def test_sending_wrongly_is_the_models_error(load, arguments, text):
     assert text in error
 
 
+COMPLETES = """
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        {}
+"""
+
+
 def test_a_config_is_completed_by_the_model(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(
@@ -591,11 +741,19 @@ def test_a_model_without_that_function_leaves_its_config_alone(tmp_path):
     assert python_auto_complete(tmp_path / "model.py", CONFIG.message) is CONFIG.message
 
 
+@pytest.mark.parametrize("code", ["{}", COMPLETES])
 @pytest.mark.parametrize(
-    "code",
-    ["1 / 0", "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config):\n        1 / 0"],
+    ("statement", "text"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("import asyncio; raise asyncio.CancelledError", "CancelledError: "),
+    ],
 )
-def test_a_model_that_fails_to_complete_its_config_says_so(tmp_path, code):
-    (tmp_path / "model.py").write_text(code)
-    with pytest.raises(ModelLoadError, match="auto-complete config of model 'm': ZeroDivisionError: division by zero"):
+def test_a_model_that_fails_to_complete_its_config_says_so(tmp_path, code, statement, text):
+    before = own_names()
+    (tmp_path / "model.py").write_text(code.format(statement))
+    with pytest.raises(ModelLoadError, match=f"auto-complete config of model 'm': {text}"):
         python_auto_complete(tmp_path / "model.py", CONFIG.message)
+    assert own_names() == before

@@ -239,7 +239,10 @@ class TestContext:
         assert pb_utils.get_model_dir() == "/repository/m/1"
 
     def test_a_config_is_completed_without_a_runtime(self):
-        with entered(ModelContext(folder="f", package="own", services=None)), pytest.raises(pb_utils.TritonModelException):
+        with (
+            entered(ModelContext(folder="f", package="own", services=None)),
+            pytest.raises(pb_utils.TritonModelException),
+        ):
             pb_utils.is_model_ready("m")
 
 

@@ -1,3 +1,4 @@
+import types
 import warnings
 
 import ml_dtypes
@@ -5,10 +6,10 @@ import numpy as np
 import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
-from local_runtime.executors.torch_model import TorchModel
+from local_runtime.executors.torch_model import TorchModel, _Device
 from local_runtime.messages import InferRequest
-from local_runtime.repository.completion import place
-from local_runtime.repository.model_config import NUMPY_TYPES
+from local_runtime.repository.completion import Placement, place
+from local_runtime.repository.model_config import NUMPY_TYPES, InstanceKind
 from local_runtime.repository.parsing import parse
 from local_runtime.scheduling.validation import CheckedRequest, RequestChecker
 
@@ -123,6 +124,39 @@ def test_received_memory_is_read_only_and_stays_as_it_was(load):
     assert mine[0].inputs["INPUT__0"].tolist() == [[5, 5]]
 
 
+def test_an_answer_stays_as_it_was_given(tmp_path):
+    import torch  # noqa: PLC0415 - only the tests that need it pay for it
+
+    class Counts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(1, 2))
+
+        def forward(self, a):
+            self.kept.add_(1)
+            return self.kept
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch would rather have another format is no news here
+        torch.jit.script(Counts()).save(tmp_path / "model.pt")
+    model_config = config("a", "OUTPUT__0")
+    (placement,) = place(model_config, cuda_devices=0)
+    model = TorchModel(config=model_config, file=tmp_path / "model.pt", placement=placement)
+    array = np.ones((1, 2), np.float32)
+    answers = [outcomes_of(model, [request_of(model_config, {"a": array})])[0] for _ in range(3)]
+    assert [answer["OUTPUT__0"].tolist() for answer in answers] == [[[1, 1]], [[2, 2]], [[3, 3]]]
+
+
+def test_a_batch_that_failed_is_told_in_the_log(load, caplog):
+    model_config = config()
+    model = load(model_config, "def forward(self, a, b):\n    assert a.shape[0] == 1, 'no batches'\n    return a, b")
+    members = [member(model_config, value, 0) for value in (1, 2, 3)]
+    assert [outcome["OUTPUT__0"].tolist() for outcome in outcomes_of(model, members)] == [[[1, 1]], [[2, 2]], [[3, 3]]]
+    (record,) = caplog.records
+    assert (record.levelname, record.model, record.members) == ("WARNING", "add", 3)
+    assert "no batches" in record.error
+
+
 def test_a_bad_item_fails_alone(load):
     model_config = config()
     source = """
@@ -189,6 +223,101 @@ def test_controls_and_states_have_positions_as_inputs_and_outputs_have(load):
     first, idle = outcomes_of(model, members)
     assert (first["OUTPUT__0"].tolist(), first["OUTPUT__1"].tolist()) == ([[3, 3]], [[13, 13]])
     assert (idle["OUTPUT__0"].tolist(), idle["OUTPUT__1"].tolist()) == ([[0, 0]], [[20, 20]])
+
+
+def sequence_member(value, state):
+    return CheckedRequest(
+        source=InferRequest(model="add", inputs={}),
+        inputs={
+            "INPUT__0": np.full((1, 2), value, np.float32),
+            "READY__1": np.ones((1, 1), np.float32),
+            "INPUT__2": np.array([state], np.float32),
+        },
+        rows=1,
+        batch_key=(),
+        outputs=("OUTPUT__0", "OUTPUT__1"),
+    )
+
+
+def test_sequences_fail_together_since_their_row_is_their_place(load):
+    model_config = config("INPUT__0", "OUTPUT__0", more=SEQUENCE)
+    source = """
+    def forward(self, x, ready, total):
+        assert bool((x > 0).all()), "not positive"
+        return x, total
+    """
+    outcomes = outcomes_of(load(model_config, source), [sequence_member(value, [0, 0]) for value in (1, -1)])
+    assert ["not positive" in outcome.message for outcome in outcomes] == [True, True]
+
+
+def test_states_that_grow_cannot_be_a_batch(load):
+    model_config = config("INPUT__0", "OUTPUT__0", more=SEQUENCE.replace("dims: [ 2 ]", "dims: [ -1 ]"))
+    model = load(model_config, "def forward(self, x, ready, total):\n    return x, torch.cat([total, x], dim=1)")
+    members = [sequence_member(1, [0, 0, 0]), sequence_member(1, [0])]
+    (alone,) = outcomes_of(model, members[:1])
+    assert alone["OUTPUT__1"].shape == (1, 5)
+    text = (
+        "model 'add' cannot run sequences together whose state 'INPUT__2' has the shapes [1, 1] and [1, 3]: a state "
+        "that grows needs max_batch_size 1"
+    )
+    outcomes = outcomes_of(model, members)
+    assert [(outcome.code, outcome.message) for outcome in outcomes] == [(ErrorCode.INTERNAL, text)] * 2
+
+
+class Cuda:
+    """`torch` with a GPU that is none: its tensors are the CPU's, and what memory was asked for is kept."""
+
+    def __init__(self):
+        import torch  # noqa: PLC0415 - only the tests that need it pay for it
+
+        self._torch = torch
+        self.pinned = []
+        stream = types.SimpleNamespace(synchronize=lambda: None)
+        self.cuda = types.SimpleNamespace(
+            set_device=lambda device: None, Stream=lambda device: stream, set_stream=lambda stream: None
+        )
+
+    def __getattr__(self, name):
+        return getattr(self._torch, name)
+
+    def device(self, name):
+        assert name == "cuda:1"
+        return self._torch.device("cpu")
+
+    def empty(self, shape, *, dtype, pin_memory):
+        self.pinned.append(pin_memory)
+        return self._torch.empty(shape, dtype=dtype)
+
+
+class OnGpu:
+    """As much of a tensor on a GPU as the way back needs."""
+
+    def __init__(self, tensor):
+        self.device = types.SimpleNamespace(type="cuda")
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize(
+    ("optimization", "pinned"),
+    [
+        ("", [True, True]),
+        ("optimization { input_pinned_memory { enable: false } }", [False, True]),
+        ("optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: false } }", [True, False]),
+    ],
+)
+def test_memory_is_pinned_unless_the_config_forbids_it(monkeypatch, optimization, pinned):
+    import torch  # noqa: PLC0415 - only the tests that need it pay for it
+
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, source, non_blocking: copy(to, source.tensor))
+    cuda = Cuda()
+    placement = Placement(name="add_0_0", kind=InstanceKind.GPU, device_id=1)
+    device = _Device(cuda, placement, optimization=config(more=optimization).message.optimization)
+    batch = device.batch([{"X": np.full((1, 2), value, np.float32)} for value in (1, 2)])
+    there = device.host({"Y": OnGpu(batch["X"] * 2)})
+    assert (there["Y"].tolist(), cuda.pinned) == ([[2, 2], [4, 4]], pinned)
 
 
 def test_an_optional_input_that_is_absent_is_the_arguments_default(load):

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -138,3 +139,29 @@ def test_without_batch_dimension(tmp_path):
     text = CONFIG.replace("max_batch_size: 8", "max_batch_size: 0")
     ((request, _),) = batches(tmp_path, entry(), text=text, batch_size=1)
     assert (request.rows, request.inputs["X"].tolist()) == (1, [0, 0])
+
+
+@pytest.mark.parametrize("dims", [(10**14,), (2**40, 2**40), (2**62, 2**62)])
+@pytest.mark.parametrize("data", [WarmupData.ZERO, WarmupData.RANDOM])
+def test_values_that_do_not_fit_into_memory_are_a_failed_load(tmp_path, dims, data):
+    text = CONFIG.replace("dims: [ -1 ]", "dims: [ -1, -1 ]" if len(dims) > 1 else "dims: [ -1 ]")
+    with pytest.raises(ModelLoadError, match="warm-up 'w' of model 'm' cannot be made: "):
+        batches(tmp_path, entry(data, dims=dims), text=text)
+
+
+@pytest.mark.parametrize("file", ["../secret", "{}/warmup/raw"])
+def test_files_outside_of_the_models_folder_are_not_read(tmp_path, file):
+    (tmp_path / "warmup").mkdir()
+    for path in ("warmup/raw", "secret"):
+        (tmp_path / path).write_bytes(np.array([7, 8], "<i4").tobytes())
+    with pytest.raises(
+        ModelLoadError, match=r"warm-up 'w' of model 'm': the file .* lies outside of the model's folder"
+    ):
+        values(tmp_path, entry(WarmupData.FILE, file=file.format(tmp_path)))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    (tmp_path / "warmup").mkdir()
+    os.mkfifo(tmp_path / "warmup" / "raw")
+    with pytest.raises(ModelLoadError, match="cannot read warmup/raw: not a file"):
+        values(tmp_path, entry(WarmupData.FILE, file="raw"))
