@@ -59,8 +59,9 @@ class _Fields(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
+        line = super().format(record)  # gives the record more fields
         fields = (f" {name}={value!r}" for name, value in vars(record).items() if name not in self._STANDARD)
-        return super().format(record) + "".join(fields)
+        return line + "".join(fields)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -22,6 +22,7 @@ from local_runtime.scheduling.validation import datatype_of
 
 _MIN_INT64 = -(2**63)
 _MAX_UINT64 = 2**64 - 1
+_INTEGERS = frozenset({int})  # and not bool, which is one of their subclasses
 _NO_BINARY: Mapping[str, bool] = MappingProxyType({})
 _NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 
@@ -169,7 +170,7 @@ class _Blobs:
     """The bytes behind the JSON, handed out in order."""
 
     def __init__(self, body: bytes, start: int | None) -> None:
-        self._view = memoryview(body)
+        self._body = body
         self._at = len(body) if start is None else start
 
     def take(self, name: str, size: Any) -> memoryview:
@@ -178,11 +179,11 @@ class _Blobs:
         if size > self.left:
             raise Malformed(f"unexpected end of binary data for input '{name}': {size} bytes wanted, {self.left} left")
         self._at += size
-        return self._view[self._at - size : self._at]
+        return memoryview(self._body)[self._at - size : self._at]
 
     @property
     def left(self) -> int:
-        return len(self._view) - self._at
+        return len(self._body) - self._at
 
 
 def _decode(document: dict[str, Any], blobs: _Blobs, name: tuple[str, str, str]) -> JsonInfer:
@@ -219,7 +220,7 @@ def _input(name: str, tensor: dict[str, Any], blobs: _Blobs, model: str) -> Arra
     datatype, shape = tensor.get("datatype"), tensor.get("shape")
     if not isinstance(datatype, str):
         raise Malformed(f"Unable to parse 'datatype' of input '{name}': must be a string")
-    if not isinstance(shape, list) or any(type(dim) is not int for dim in shape):
+    if not isinstance(shape, list) or not set(map(type, shape)) <= _INTEGERS:
         raise Malformed(f"Unable to parse 'shape' of input '{name}': must be an array of integers")
     parameters = _parameters(tensor, f"input '{name}'")
     if parameters:

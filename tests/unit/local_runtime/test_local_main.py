@@ -80,7 +80,7 @@ async def started(repository, *arguments):
     )
     try:
         line = b""
-        while b"serving" not in line:
+        while b"local_runtime: serving" not in line:
             line = await asyncio.wait_for(process.stderr.readline(), 60)
             assert line
         address = line.decode().split("http ")[1].split(":")[:2]
@@ -95,6 +95,16 @@ async def started(repository, *arguments):
 async def ended(process):
     rest = (await asyncio.wait_for(process.stderr.read(), 60)).decode()
     return await process.wait(), rest
+
+
+async def test_the_log_says_what_failed_and_why_in_one_line(repository, write_config):
+    write_config("broken", "nonsense")
+    async with started(repository, "--grpc", "none", "--model-control-mode", "explicit") as (process, _, client):
+        assert (await client.post("/v2/repository/models/broken/load")).is_error
+        process.send_signal(signal.SIGTERM)
+        _, rest = await ended(process)
+    assert "ERROR" in rest.splitlines()[0]
+    assert "failed to load model model='broken' reason=" in rest.splitlines()[0]
 
 
 async def test_serves_both_protocols_until_sigterm(repository, tmp_path, write_python):

@@ -273,8 +273,6 @@ async def test_a_stream_gives_every_answer_and_says_which_is_final():
 
 
 async def test_a_stream_of_a_model_that_is_gone_before_its_last_answer_ends_well():
-    runtime = None
-
     async def last(request):
         yield answer(request, is_final=False)
         del runtime.models["last"]

@@ -211,8 +211,6 @@ async def test_best_classes_in_place_of_values():
 
 
 async def test_best_classes_of_a_model_that_is_gone_by_the_time_it_has_answered():
-    served = None
-
     async def last(request):
         del served.runtime.models["last"]
         yield answer(request)
