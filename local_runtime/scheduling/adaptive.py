@@ -14,16 +14,20 @@ What it decides. If callers come back at once, k instances that always run N of 
 while N rows run, P - k N wait for the next batch; what is missing then is waited for with an idle instance. `target` is
 the N with the best such rate. With fixed costs f (`L(b) = f + m b`) and N = P this says: gather all if P a < f, else
 let one half wait while the other runs; on a model whose larger batches are slower per row it finds the best size.
+Where the best N that gathers all (k N >= P) and the best of the others come close to each other, the formula only says
+which one to begin with: both are tried in turn and the faster one stays (`contest`).
+
 With `target` rows or more in the queue, `target` rows are sent. With n < target rows, it waits only if the rows that
 are missing are expected sooner than
 
     target (T(n) + T(s - n)) / s - L(target),
 
 where `s` is this instance's share of P and `T(x)` the time of x rows in the best batches possible: what the executor
-saves by one full batch, against sending n now and the others after them. So nobody waits if all who may come are here
-(one caller alone never waits), if the gap between callers is long, or if a larger batch is no faster. A wait ends at
-the latest after that time, or once the next arrival is overdue (mean and deviation, as TCP's timer: RFC 6298); then P
-is what is there. Waits that end this way make waiting less likely for a while.
+saves by one full batch, against sending n now and the others after them. (At least L(target) where gathering all is
+the way that was found, or is being tried.) So nobody waits if all who may come are here (one caller alone never waits),
+if the gap between callers is long, or if a larger batch is no faster. A wait ends at the latest after that time, or
+once the next arrival is overdue (mean and deviation, as TCP's timer: RFC 6298); then P is what is there. Waits that end
+this way make waiting less likely for a while.
 
 Sizes not tried yet are tried upwards (powers of two, three runs each), as long as the size before was not clearly
 slower per row. A size that has not run for a while is tried again, at a cost of at most 1/64 of the executor's time at
@@ -31,11 +35,13 @@ first and 1/256 later; one run ends that if it shows nothing new.
 """
 
 import bisect
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from local_runtime.scheduling.arrivals import Arrivals, Crowd
 from local_runtime.scheduling.batch_curve import STALE_BATCHES, Curve, Known, bucket_of
+from local_runtime.scheduling.contest import Contest
 from local_runtime.scheduling.decisions import DispatchReason
 from local_runtime.scheduling.sizing import Choice, Hold, QueueView, Send
 
@@ -57,6 +63,19 @@ _EARLY = 16
 _ALONE_LEARNS = 8
 # A refusal to wait for want of trust brings it back by this much.
 _FORGIVE = 1 / 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Aim:
+    """What is best with so many rows in the system: the N that gathers all, the N that overlaps, and which of them."""
+
+    gathering: int
+    overlapping: int
+    contest: Contest
+
+    @property
+    def target(self) -> int:
+        return self.gathering if self.contest.gathers else self.overlapping
 
 
 class AdaptiveSizing:
@@ -83,12 +102,16 @@ class AdaptiveSizing:
         self._trials: tuple[int, ...] = ()
         self._least_trial = 1
         self._alone = 0
-        self._planned_at = -1
+        self._plan_again_at = 0
         self._last_trial_busy_us = 0
         self._hold_began_us: int | None = None
         self._hold_ends_us = 0.0
         self._hold_target = 0
-        self._targets: dict[float, int] = {}
+        self._contests: dict[int, Contest] = {}
+        self._aims: dict[int, _Aim] = {}
+        self._best_of: dict[int, int] = {}
+        self._aim: _Aim | None = None
+        self._target = 0
         self._send_one = Send(count=1, reason=DispatchReason.ADAPTIVE)
         self._trust = 1.0
         self._waste_us = 0.0
@@ -105,6 +128,9 @@ class AdaptiveSizing:
         self._arrivals.finished(now_us)
         self._crowd.finished(rows / self._arrivals.rows)
         self._curve.learn(rows, max(1, compute_us))
+        aim = self._aim
+        if aim is not None and aim.contest.is_testing and aim.contest.ended(rows=rows, now_us=now_us):
+            self._target = aim.target
 
     def choose(self, view: QueueView, now_us: int) -> Choice:
         """Send the best size, or hold for company that is expected soon enough to pay."""
@@ -127,32 +153,44 @@ class AdaptiveSizing:
             until_us = min(self._hold_ends_us, arrivals.overdue_us())
             if until_us > now_us:
                 return Hold(until_us=math.ceil(until_us))
-            self._held_in_vain(here, now_us - self._hold_began_us)
-        self._plan()
+            self._held_in_vain(here, now_us)
+        if self._curve.batches >= self._plan_again_at:
+            self._plan()
         return self._choose(view, now_us)
 
     def _choose(self, view: QueueView, now_us: int) -> Choice:
         prefix_rows, rows_each = view.prefix_rows, self._arrivals.rows
         rows = prefix_rows[-1]
-        age_us = now_us - view.oldest_enqueued_us
-        trial = self._trial(prefix_rows, age_us) if rows >= self._least_trial else 0
-        if trial:
-            return self._send(prefix_rows, rows=trial)
         everything = rows + (view.waiting - len(prefix_rows)) * rows_each
         population = max(everything, (self._crowd.requests - view.running) * rows_each)
-        target = self._target(population + view.running * rows_each)
-        if rows < target and population > everything and not view.is_stopped:
-            until_us = self._hold_until(view, now_us, target=target, population=population)
-            if until_us > now_us:
-                return Hold(until_us=math.ceil(until_us))
-        return self._send(prefix_rows, rows=self._size(min(rows, target), everything, age_us))
+        aim = self._aims.get(int(population + view.running * rows_each))
+        if aim is None or aim is not self._aim:
+            aim = self._take_aim(int(population + view.running * rows_each), now_us)
+        contest = aim.contest
+        if rows >= self._least_trial and not contest.is_testing:
+            trial = self._trial(prefix_rows, now_us - view.oldest_enqueued_us)
+            if trial:
+                return self._send(prefix_rows, rows=trial)
+        if now_us >= contest.test_at_us and contest.is_open and not contest.is_testing:
+            contest.test(now_us)
+        target = self._target
+        if rows < target:
+            if population > everything and not view.is_stopped:
+                until_us = self._hold_until(view, now_us, target=target, population=population)
+                if until_us > now_us:
+                    return Hold(until_us=math.ceil(until_us))
+                if contest.gathers:
+                    self._end_test(now_us)
+            target = self._best_of.get(rows) or self._best_size(rows)
+        if self._latency_target_us < math.inf:
+            target = self._timely(target, everything, now_us - view.oldest_enqueued_us)
+        return self._send(prefix_rows, rows=target)
 
     def _plan(self) -> None:
         """Look at the curve again: times and best sizes, and which sizes to try."""
         curve = self._curve
-        if self._planned_at >= 0 and curve.batches - self._planned_at < min(_PLAN_BATCHES, curve.batches // _EARLY):
-            return
-        self._planned_at = curve.batches
+        curve.refresh()
+        self._plan_again_at = curve.batches + min(_PLAN_BATCHES, curve.batches // _EARLY)
         self._costs_us = [curve.us(size) for size in self._sizes]
         best, self._best = 0, []
         for place, size in enumerate(self._sizes):
@@ -161,7 +199,8 @@ class AdaptiveSizing:
             self._best.append(best)
         self._trials = self._worth_trying()
         self._least_trial = min(self._trials, default=self._max_batch_size + 1)
-        self._targets.clear()
+        self._aims.clear()
+        self._best_of.clear()
 
     def _worth_trying(self) -> tuple[int, ...]:
         """Sizes to try, in this order."""
@@ -197,31 +236,44 @@ class AdaptiveSizing:
             count = bisect.bisect_right(prefix_rows, size)
             is_possible = count and bucket_of(prefix_rows[count - 1]) == bucket_of(size)
             if is_possible and age_us + self._curve.us(size) <= self._latency_target_us:
-                self._planned_at = -1
+                self._plan_again_at = 0
                 self._last_trial_busy_us = self._curve.busy_us
                 return size
         return 0
 
-    def _target(self, population: float) -> int:
-        """The N of the best rate if so many rows are in the system."""
-        known = self._targets.get(population)
-        if known is not None:
-            return known
+    def _take_aim(self, population: int, now_us: int) -> _Aim:
+        """From now on there are so many rows in the system."""
+        aim = self._aims.get(population)
+        if aim is None:
+            aim = self._aims[population] = self._new_aim(population)
+        if self._aim is not None and self._aim.contest is not aim.contest:
+            self._end_test(now_us)
+        self._aim = aim
+        self._target = aim.target
+        return aim
+
+    def _new_aim(self, population: int) -> _Aim:
+        """The best N of either way if so many rows are in the system, and how the two compare."""
         instances = self._crowd.instances
-        cap = min(self._max_batch_size, max(1, int(population)))
-        half = min(cap, math.ceil(population / (instances + 1)))
-        options = dict(zip(self._sizes, self._costs_us, strict=True))
-        options.update((size, self._curve.us(size)) for size in (half, cap) if size not in options)
-        target, best = 1, 0.0
-        for size in sorted(size for size in options if size <= cap):
-            us = options[size]
+        cap = min(self._max_batch_size, max(1, population))
+        sizes = {min(cap, math.ceil(population / parts)) for parts in (instances, instances + 1) if population}
+        sizes.update(size for size in self._sizes if size < cap)
+        gathering, overlapping = (0.0, 1), (0.0, 1)
+        at_best = 0.0
+        for size in sorted(sizes | {cap}):
+            us = self._curve.us(size)
             missing = min(size, (instances + 1) * size - population)
             idle_us = self._arrivals.round_us(missing) if missing > 0 else 0.0
             rate = min(instances * size, population) / (us + idle_us)
-            if rate > _BETTER * best:
-                target, best = size, rate
-        self._targets[population] = target
-        return target
+            if instances * size < population:
+                overlapping = (rate, size) if rate > _BETTER * overlapping[0] else overlapping
+            elif rate > _BETTER * gathering[0]:
+                gathering = (rate, size)
+                at_best = rate * (us + idle_us) / us
+        contest = self._contests.setdefault(bucket_of(max(1, population)), Contest())
+        over = 1 / overlapping[0] if overlapping[0] else math.inf
+        contest.rated(gathering[0] * over, at_best=at_best * over, population=population)
+        return _Aim(gathering=gathering[1], overlapping=overlapping[1], contest=contest)
 
     def _time_us(self, rows: float) -> float:
         """`T(x)`: the time of so many rows in the best batches that they allow."""
@@ -243,6 +295,8 @@ class AdaptiveSizing:
             return now_us
         cost_us = self._curve.us(target)
         saved_us = target * (self._time_us(rows) + self._time_us(share - rows)) / share - cost_us
+        if self._aim is not None and self._aim.contest.gathers and self._aim.contest.is_open:
+            saved_us = max(saved_us, arrivals.round_us(target) + cost_us)
         gain_us = saved_us - arrivals.wait_us(target - rows)
         if gain_us <= 0:
             return now_us
@@ -255,25 +309,38 @@ class AdaptiveSizing:
             self._hold_began_us, self._hold_target = now_us, target
         return until_us
 
-    def _held_in_vain(self, here: int, waited_us: int) -> None:
+    def _held_in_vain(self, here: int, now_us: int) -> None:
         self._crowd.is_only(here)
         self._trust -= self._trust * _WEIGHT
-        self._waste_us += _WEIGHT * (waited_us - self._waste_us)
+        self._waste_us += _WEIGHT * (now_us - (self._hold_began_us or 0) - self._waste_us)
         self._hold_began_us = None
+        if self._aim is not None and self._aim.contest.gathers:
+            self._end_test(now_us)
 
-    def _size(self, rows: int, everything: float, age_us: int) -> int:
+    def _end_test(self, now_us: int) -> None:
+        """The callers are not those that the test began with."""
+        if self._aim is not None and self._aim.contest.is_testing:
+            self._aim.contest.stop(now_us)
+            self._target = self._aim.target
+
+    def _best_size(self, rows: int) -> int:
         """Of up to so many rows, how many to send."""
-        sizes, costs_us = self._sizes, self._costs_us
-        place = self._best[bisect.bisect_right(sizes, rows) - 1]
-        best, best_us = sizes[place], costs_us[place]
-        if best < rows:
-            us = self._curve.us(rows)
-            if rows * best_us > _BETTER * best * us:
-                best, best_us = rows, us
+        place = self._best[bisect.bisect_right(self._sizes, rows) - 1]
+        best = self._sizes[place]
+        if best < rows and rows * self._costs_us[place] > _BETTER * best * self._curve.us(rows):
+            best = rows
+        self._best_of[rows] = best
+        return best
+
+    def _timely(self, best: int, everything: float, age_us: int) -> int:
+        """The same or less, where the oldest has waited so long and all these rows are to be served."""
+        best_us = self._curve.us(best)
         left_us = self._latency_target_us - age_us
         if best_us <= left_us or everything * best_us / best > self._latency_target_us:
             return best
-        fitting = [size for size, us in zip(sizes, costs_us, strict=True) if size <= best and us <= left_us]
+        fitting = [
+            size for size, us in zip(self._sizes, self._costs_us, strict=True) if size <= best and us <= left_us
+        ]
         return fitting[-1] if fitting else best
 
     def _send(self, prefix_rows: Sequence[int], *, rows: int) -> Send:
@@ -282,5 +349,5 @@ class AdaptiveSizing:
             self._trust += (1 - self._trust) * _WEIGHT
             self._hold_began_us = None
         self._crowd.sent()
-        count = bisect.bisect_right(prefix_rows, rows)
+        count = len(prefix_rows) if rows >= prefix_rows[-1] else bisect.bisect_right(prefix_rows, rows)
         return Send(count=count, reason=DispatchReason.ADAPTIVE) if count > 1 else self._send_one

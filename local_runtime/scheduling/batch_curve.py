@@ -54,6 +54,8 @@ class Curve:
         self._pace = 1.0
         self._known: dict[int, Known] = {}
         self._points: list[Known] = []
+        self._rows: list[float] = []
+        self._us: list[float] = []
 
     def learn(self, rows: int, us: int) -> None:
         """A batch of so many rows took so long."""
@@ -63,7 +65,6 @@ class Curve:
         known = self._known.get(bucket)
         if known is None:
             known = self._known[bucket] = Known(rows=rows, us=us / self._pace, last=0)
-            self._sort()
         is_trial = not known.is_believed or known.trials or self.batches - known.last >= STALE_BATCHES
         known.last = self.batches
         if is_trial:
@@ -93,35 +94,34 @@ class Curve:
         if len(known.trials) == _TRIAL_RUNS:
             known.trials.clear()
             known.is_believed = True
-            self._sort()
 
     def known(self, rows: int) -> Known | None:
         """What was measured at about this size."""
         return self._known.get(bucket_of(rows))
 
     def fastest(self) -> Known:
-        """The size of the best rate."""
+        """The size of the best rate, at the last `refresh`."""
         return max(self._points, key=lambda point: point.rows / point.us)
 
     def us(self, rows: float) -> float:
-        """Expected time.
+        """Expected time, by what was known at the last `refresh`.
 
         Hopeful beyond what was measured: smaller batches have no fixed cost, larger ones go on as the last two.
         """
-        points = self._points
-        place = bisect.bisect_left(points, rows, key=lambda point: point.rows)
+        points, times_us = self._rows, self._us
+        place = bisect.bisect_left(points, rows)
         if place == 0:
-            us = points[0].us * rows / points[0].rows
-        elif len(points) == 1:
-            us = points[0].us
-        else:
-            place = min(place, len(points) - 1)
-            low, high = points[place - 1], points[place]
-            slope = (high.us - low.us) / (high.rows - low.rows)
-            us = high.us + (max(0.0, slope) if rows > high.rows else slope) * (rows - high.rows)
-        return us
+            return times_us[0] * rows / points[0]
+        if len(points) == 1:
+            return times_us[0]
+        place = min(place, len(points) - 1)
+        low, high = points[place - 1], points[place]
+        slope = (times_us[place] - times_us[place - 1]) / (high - low)
+        return times_us[place] + (max(0.0, slope) if rows > high else slope) * (rows - high)
 
-    def _sort(self) -> None:
-        """The line goes through the sizes with enough runs; before there is any, through what there is."""
+    def refresh(self) -> None:
+        """Draw the line through the sizes with enough runs; before there is any, through what there is."""
         believed = [known for known in self._known.values() if known.is_believed]
         self._points = sorted(believed or self._known.values(), key=lambda point: point.rows)
+        self._rows = [point.rows for point in self._points]
+        self._us = [point.us for point in self._points]

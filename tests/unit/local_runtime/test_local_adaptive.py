@@ -46,13 +46,28 @@ CURVES = {
 
 
 class Simulation:
-    """A batcher, its instances and its callers. Callers are answered one after the other and come back so, too."""
+    """A batcher, its instances and its callers. Callers are answered one after the other and come back so, too.
+
+    A batch runs `contention` times as long while callers are answered and come back.
+    """
 
     def __init__(
-        self, batcher, curve, *, instances=1, noise=0.0, cold=0, slow_us=0, back_after_us=50, one_by_one_us=20
+        self,
+        batcher,
+        curve,
+        *,
+        instances=1,
+        noise=0.0,
+        cold=0,
+        slow_us=0,
+        back_after_us=50,
+        one_by_one_us=20,
+        contention=1.0,
     ):
         self.batcher = batcher
         self.curve = curve
+        self.contention = contention
+        self.busy_until_us = 0
         self.free = list(range(instances))
         self.random = random.Random(1)  # noqa: S311 - a simulation, no secret
         self.noise = noise
@@ -95,7 +110,9 @@ class Simulation:
         self.free.append(dispatch.instance)
         self.batches.append((self.now_us, dispatch.rows))
         self.latencies_us += [self.now_us - self.came.pop(number) for number in dispatch.ids]
-        for place in range(min(dispatch.rows, self.callers)):
+        back = min(dispatch.rows, self.callers)
+        self.busy_until_us = max(self.busy_until_us, self.now_us + self.back_after_us + self.one_by_one_us * back)
+        for place in range(back):
             self.later(self.back_after_us + self.one_by_one_us * place, self.arrive)
 
     def wake(self):
@@ -117,7 +134,12 @@ class Simulation:
             if decision.rows not in self.ran:
                 compute_us *= 1 + self.cold
                 self.ran.add(decision.rows)
+            compute_us += self.slowed_us(compute_us)
             self.later(compute_us, self.end, decision, int(compute_us))
+
+    def slowed_us(self, compute_us):
+        """What callers add to a batch that starts now: work stretches for as long as they are about."""
+        return min(compute_us, max(0, self.busy_until_us - self.now_us) / self.contention) * (self.contention - 1)
 
     def run(self, batches):
         """Until so many more batches have ended."""

@@ -16,6 +16,7 @@ import pytest
 from local_runtime.repository.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from local_runtime.scheduling.batching import Batcher
 from local_runtime.scheduling.decisions import Admission, Dispatch, DropReason, Idle, QueuedRequest, WaitUntil
+from tests.kit.timelines import chunks
 
 CHUNKS = 50
 TIMELINES_PER_CHUNK = 2000
@@ -302,7 +303,7 @@ def play_timeline(number):
     return timeline
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS))
 def test_every_decision_is_tritons_and_every_request_ends_once(chunk):
     for number in range(chunk * TIMELINES_PER_CHUNK, (chunk + 1) * TIMELINES_PER_CHUNK):
         play_timeline(number)

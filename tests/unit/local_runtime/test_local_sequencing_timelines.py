@@ -7,6 +7,7 @@ import pytest
 from local_runtime.repository.model_config import DirectStrategy, OldestStrategy, SequenceBatching
 from local_runtime.scheduling.decisions import Admission, Dispatch, DropReason, QueuedRequest, WaitUntil
 from local_runtime.scheduling.sequencing import Sequencer
+from tests.kit.timelines import chunks
 
 BLOCKS = 20
 TIMELINES_PER_BLOCK = 5_000
@@ -329,7 +330,7 @@ def play(seed):
     world.check_no_slot_was_lost()
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", chunks(BLOCKS))
 def test_every_timeline_keeps_what_is_promised(block):
     for seed in range(block * TIMELINES_PER_BLOCK, (block + 1) * TIMELINES_PER_BLOCK):
         try:
