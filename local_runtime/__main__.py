@@ -52,6 +52,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
 
 
+class _Once(argparse.Action):
+    """An option that may be given once: of two repositories, one would be ignored."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Refuse the second."""
+        if getattr(namespace, self.dest, None) is not None:
+            parser.error(f"{option_string} can be given once: this server has one repository")
+        setattr(namespace, self.dest, values)
+
+
 class _Fields(logging.Formatter):
     """A line of text with the record's own fields behind the message, as `name=value`."""
 
@@ -88,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repository",
         "--model-repository",
         type=Path,
+        action=_Once,
         required=True,
         metavar="FOLDER",
         help="folder of Triton models (the second name is Triton's own)",
@@ -257,15 +274,14 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _start_line(runtime: LocalRuntime, where: str) -> str:
+    """What is served; why the rest is not stands in the log and in the index."""
     statuses = runtime.index()
     ready = [f"{status.name}/{status.version}" for status in statuses if status.state is ModelState.READY]
-    lines = [f"local_runtime: serving {len(ready)} models on {where}: {', '.join(ready)}"]
-    lines += [
-        f"local_runtime: model {status.name} is not served: {status.reason}"
-        for status in statuses
-        if status.state is ModelState.UNAVAILABLE and status.reason
-    ]
-    return "\n".join(lines)
+    failed = {status.name for status in statuses if status.state is ModelState.UNAVAILABLE}
+    served = f"{len(ready)} model{'' if len(ready) == 1 else 's'} on {where}"
+    names = f": {', '.join(ready)}" if ready else ""
+    others = f"; not served: {', '.join(sorted(failed))}" if failed else ""
+    return f"local_runtime: serving {served}{names}{others}"
 
 
 def _say(line: str) -> None:

@@ -53,7 +53,7 @@ _NOT_OFFERED: Mapping[str, str] = MappingProxyType(
         "CudaSharedMemoryRegister": "CUDA shared memory is not offered by this server: send tensors in the request",
         "CudaSharedMemoryUnregister": "CUDA shared memory is not offered by this server",
         "TraceSetting": "tracing is not offered by this server",
-        "LogSettings": "log settings cannot be changed while this server runs: start it with --log-level",
+        "LogSettings": "log settings are not offered by this server: start it with --log-level",
     }
 )
 _DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"

@@ -163,9 +163,10 @@ class AdaptiveSizing:
         rows = prefix_rows[-1]
         everything = rows + (view.waiting - len(prefix_rows)) * rows_each
         population = max(everything, (self._crowd.requests - view.running) * rows_each)
-        aim = self._aims.get(int(population + view.running * rows_each))
+        in_all = int(population + view.running * rows_each)
+        aim = self._aims.get(in_all)
         if aim is None or aim is not self._aim:
-            aim = self._take_aim(int(population + view.running * rows_each), now_us)
+            aim = self._take_aim(in_all, now_us)
         contest = aim.contest
         if rows >= self._least_trial and not contest.is_testing:
             trial = self._trial(prefix_rows, now_us - view.oldest_enqueued_us)
@@ -338,9 +339,7 @@ class AdaptiveSizing:
         left_us = self._latency_target_us - age_us
         if best_us <= left_us or everything * best_us / best > self._latency_target_us:
             return best
-        fitting = [
-            size for size, us in zip(self._sizes, self._costs_us, strict=True) if size <= best and us <= left_us
-        ]
+        fitting = [size for size, us in zip(self._sizes, self._costs_us, strict=True) if size <= best and us <= left_us]
         return fitting[-1] if fitting else best
 
     def _send(self, prefix_rows: Sequence[int], *, rows: int) -> Send:

@@ -21,13 +21,14 @@ class _Interval:
         return self.mean_us + max(6 * self._deviation_us, 2 * self.mean_us)
 
     def learn(self, us: float) -> None:
-        if self.mean_us == math.inf:
+        mean_us = self.mean_us
+        if mean_us == math.inf:
             self.mean_us, self._deviation_us = us, us / 2
             return
         # A pause says little about what comes within a burst; 100 us let the mean grow from nothing.
-        error_us = min(us, 4 * self.mean_us + 100) - self.mean_us
-        self._deviation_us += _WEIGHT * (abs(error_us) - self._deviation_us)
-        self.mean_us += _WEIGHT * error_us
+        error_us = min(us - mean_us, 3 * mean_us + 100)
+        self.mean_us = mean_us + _WEIGHT * error_us
+        self._deviation_us += _WEIGHT * ((error_us if error_us > 0 else -error_us) - self._deviation_us)
 
 
 class Arrivals:
@@ -54,13 +55,14 @@ class Arrivals:
 
     def look(self) -> None:
         """Learn from those who came, at least one, since the last look."""
-        came = self.came
-        self.rows += _WEIGHT * (self._came_rows / came - self.rows)
+        came, first_us, latest_us = self.came, self._first_us, self._latest_us
+        if self._came_rows != came * self.rows:
+            self.rows += _WEIGHT * (self._came_rows / came - self.rows)
         if self._seen_us is not None:
-            self._next.learn(float(max(0, self._first_us - self._seen_us)))
+            (self._after_batch if self._is_after_batch else self._after_arrival).learn(first_us - self._seen_us)
         if came > 1:
-            self._after_arrival.learn((self._latest_us - self._first_us) / (came - 1))
-        self._seen_us = self._latest_us
+            self._after_arrival.learn((latest_us - first_us) / (came - 1))
+        self._seen_us = latest_us
         self._is_after_batch = False
         self.came = self._came_rows = 0
 

@@ -53,6 +53,7 @@ class Curve:
         self.busy_us = 0
         self._pace = 1.0
         self._known: dict[int, Known] = {}
+        self._by_rows: dict[int, Known] = {}
         self._points: list[Known] = []
         self._rows: list[float] = []
         self._us: list[float] = []
@@ -61,19 +62,19 @@ class Curve:
         """A batch of so many rows took so long."""
         self.batches += 1
         self.busy_us += us
-        bucket = bucket_of(rows)
-        known = self._known.get(bucket)
+        known = self._by_rows.get(rows)
         if known is None:
-            known = self._known[bucket] = Known(rows=rows, us=us / self._pace, last=0)
+            fresh = Known(rows=rows, us=us / self._pace, last=0)
+            known = self._by_rows[rows] = self._known.setdefault(bucket_of(rows), fresh)
         is_trial = not known.is_believed or known.trials or self.batches - known.last >= STALE_BATCHES
         known.last = self.batches
         if is_trial:
             self._learn_trial(known, rows, us / self._pace)
             return
         surprise = min(_OUTLIER, us * known.rows / (rows * known.us))
-        self._pace += _PACE_WEIGHT * (surprise - self._pace)
-        is_another = not 1 / _ANOTHER < self._pace < _ANOTHER
-        per_row = known.us / known.rows * (1 + (_WEIGHT if is_another else _SIZE_WEIGHT) * (surprise - 1))
+        pace = self._pace = self._pace + _PACE_WEIGHT * (surprise - self._pace)
+        weight = _SIZE_WEIGHT if 1 / _ANOTHER < pace < _ANOTHER else _WEIGHT
+        per_row = known.us / known.rows * (1 + weight * (surprise - 1))
         known.rows += _WEIGHT * (rows - known.rows)
         known.us = per_row * known.rows
 

@@ -149,7 +149,9 @@ class Lifecycle:
             _log_failure(model, str(error))
             if model in self.table or model in await asyncio.to_thread(reader.names, self._repository):
                 self.table.refuse(model, "", str(error))
-            raise invalid(str(error)) if isinstance(error, NoServedVersion) else failed_to_poll(model) from error
+            # What came with the request is in no file here: its sender is told what is wrong with it.
+            is_told = isinstance(error, NoServedVersion) or config is not None or bool(files)
+            raise invalid(str(error)) if is_told else failed_to_poll(model) from error
         for entry in inner:
             await self._place(entry)
         await self._place(source, is_override=config is not None or bool(files))
@@ -220,6 +222,7 @@ class Lifecycle:
                     ensemble.check_steps(source.config, self.table.step_configs(source.config))
                 async with self._gate:
                     fresh[version] = await load_version(source, version, threads=threads, options=self._options)
+                    _log.info("model version loaded", extra={"model": name, "version": version})
         except BaseException as error:
             model.statuses = before
             for served in fresh.values():

@@ -153,11 +153,10 @@ class ModelTable:
         return removed
 
     def refuse(self, name: str, version: str, reason: str) -> None:
-        """Remember in the index why a version (or, with "", the model) is not served."""
+        """Remember in the index why a version (or, with "", what lies in the repository now) is not served."""
         model = self._models[name]
         model.statuses.pop("", None)
-        if version or not model.versions:
-            model.statuses[version] = Status(state=ModelState.UNAVAILABLE, reason=reason, is_fault=True)
+        model.statuses[version] = Status(state=ModelState.UNAVAILABLE, reason=reason, is_fault=True)
 
     def retire(self, served: ServedModel) -> None:
         """Unload in the background what is no longer served, and show it in the index meanwhile."""
@@ -193,6 +192,7 @@ class ModelTable:
         status = model.statuses.get(served.version)
         if status is not None and status.state is ModelState.UNLOADING:
             model.statuses[served.version] = Status(state=ModelState.UNAVAILABLE, reason=_UNLOADED)
+        _log.info("model version unloaded", extra={"model": served.config.name, "version": served.version})
         del served
         _collect_garbage()
 

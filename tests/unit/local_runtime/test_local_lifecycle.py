@@ -322,6 +322,7 @@ async def test_a_broken_change_leaves_the_old_model_serving(repository, write_py
                 await runtime.load("m")
             assert (refused.value.code, refused.value.message) == (code, text)
         assert await value(runtime) == ("1", 2.0)
+        assert any(reason for _, _, state, reason in states(runtime) if state == "UNAVAILABLE")
         assert ("m", "1", "READY", "") in states(runtime)
 
 
@@ -649,3 +650,12 @@ async def test_a_reload_keeps_the_models_share_of_threads(repository, write_torc
             assert runtime._models.find("m").instances[0]._threads == 8
             (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text() + "\n")
             await runtime.load("m")
+
+
+async def test_a_load_request_with_a_config_of_its_own_is_told_what_is_wrong_with_it(repository, write_python):
+    write_python("m", times(2))
+    async with opened(repository, models=["m"], options=EXPLICIT) as runtime:
+        with pytest.raises(InferenceError, match="max_batch_sizes") as refused:
+            await runtime.load("m", config='{"max_batch_sizes": 1}')
+        assert refused.value.code is ErrorCode.INVALID_ARG
+        assert await value(runtime) == ("1", 2.0)
