@@ -6,9 +6,11 @@ import gc
 import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(options))
+            _leave(runner.run(_serve(options)))
     except (ModelLoadError, OSError) as error:
         _say(f"local_runtime: {error}")
         return EXIT_CONFIG
@@ -208,16 +210,36 @@ def _http_address(text: str) -> tuple[str, int] | None:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def _leave(status: int) -> NoReturn:
+    """End now: threads that a model left behind, or a load that is stuck, would hold up the ordinary end for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _watch_stdin(stop: asyncio.Event) -> None:
+    """Stop when standard input ends. Raises OSError where it is nothing that ends by itself."""
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0)):
+        raise OSError("--until-stdin-closes needs a pipe as standard input")
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if not os.read(0, 4096):  # whatever is said there is nothing to us
+            loop.remove_reader(0)
+            stop.set()
+
+    loop.add_reader(0, readable)
+
+
 async def _serve(options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     if options.until_stdin_closes:
-
-        def parent_gone() -> None:
-            loop.remove_reader(sys.stdin)
-            stop.set()
-
-        loop.add_reader(sys.stdin, parent_gone)
+        _watch_stdin(stop)
+    # Until the ports are open nothing is accepted that would have to be finished: a signal ends the process at once.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _leave, 128 + number)
     runtime = await LocalRuntime.open(
         options.repository,
         models=options.models,
@@ -233,7 +255,6 @@ async def _serve(options: argparse.Namespace) -> int:
     # What is loaded now stays: looking through torch for garbage again and again would stop the server for 0.1 s each.
     gc.collect()
     gc.freeze()
-    # Only now: before, nothing is accepted that would have to be finished, and a signal ends the process at once.
     _stop_on_signals(stop)
     servers: list[HttpServer | GrpcServer] = []
     try:
@@ -241,8 +262,9 @@ async def _serve(options: argparse.Namespace) -> int:
         await stop.wait()
         _say("local_runtime: stopping, finishing accepted requests")
     finally:
+        end = loop.time() + options.exit_timeout_s
         await asyncio.gather(*(server.stop(grace_s=options.exit_timeout_s) for server in servers))
-        await runtime.close()
+        await runtime.close(grace_us=max(0, int((end - loop.time()) * 1_000_000)))
     _say("local_runtime: stopped")
     return 0
 

@@ -244,15 +244,18 @@ class LocalRuntime:
         """
         await self._lifecycle.unload(model, unload_dependents=unload_dependents)
 
-    async def close(self) -> None:
-        """Refuse new requests, finish accepted ones within the grace time, fail the rest, unload models."""
+    async def close(self, *, grace_us: int | None = None) -> None:
+        """Refuse new requests, finish accepted ones within the grace time, fail the rest, unload models.
+
+        `grace_us` in place of the options' own, where part of that is spent already.
+        """
         if self._is_closing:
             return
         self._is_closing = True
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
-        await self._lifecycle.close(grace_us=self._options.close_grace_us)
+        await self._lifecycle.close(grace_us=self._options.close_grace_us if grace_us is None else grace_us)
 
     async def _poll(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from google.protobuf import json_format
 
 from local_runtime.errors import ModelLoadError
 from local_runtime.executors import triton_python_backend_utils as pb_utils
+from local_runtime.executors.faults import raised_by_load
 from local_runtime.executors.own_modules import OwnModules
 from local_runtime.executors.shim import context
 from local_runtime.executors.shim.context import ModelContext
@@ -27,7 +28,7 @@ def python_auto_complete(file: Path, message: Any) -> Any:
             return _completed(modules.execute(file), message)
     except BaseException as error:
         raise ModelLoadError(
-            f"failed to auto-complete config of model '{message.name}': {type(error).__name__}: {error}"
+            f"failed to auto-complete config of model '{message.name}': {raised_by_load(error, file)}"
         ) from error
     finally:
         modules.forget()

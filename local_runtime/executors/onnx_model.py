@@ -75,6 +75,7 @@ def _options(onnxruntime: Any, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors: what its optimizer thinks of a sound file is no news
     # Threads that wait by spinning take the CPU from the other instances.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

@@ -8,7 +8,6 @@ import asyncio
 import concurrent.futures
 import functools
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ from typing import Any
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.executors.coroutines import CoroutineThread
+from local_runtime.executors.faults import raised_by_load, raised_by_run
 from local_runtime.executors.outcomes import compute_between, isolated, together
 from local_runtime.executors.own_modules import OwnModules
 from local_runtime.executors.services import Services
@@ -85,9 +85,12 @@ class PythonModel:
         }
         try:
             self._model = _initialized(self._modules.execute(file), arguments)
-        except BaseException:
+        except ModelLoadError:
             self._modules.forget()
             raise
+        except BaseException as error:
+            self._modules.forget()
+            raise ModelLoadError(raised_by_load(error, file)) from error
 
     def execute(self, members: Sequence[CheckedRequest]) -> Executed:
         """One outcome per member, DEFERRED for those of a decoupled model. An error response fails only its own."""
@@ -237,7 +240,7 @@ class PythonModel:
         return not member.source.outputs and bool(outputs) and declared >= outputs.keys()
 
     def _raised(self, error: BaseException) -> InferenceError:
-        return self._failure(_describe(error, self._file))
+        return self._failure(raised_by_run(error, self._file))
 
     def _failure(self, text: str) -> InferenceError:
         return InferenceError(
@@ -254,17 +257,14 @@ def _initialized(module: ModuleType, arguments: Mapping[str, str]) -> Any:
     model = model_class()
     if hasattr(model, "initialize"):
         model.initialize(dict(arguments))
+    if not callable(getattr(model, "execute", None)):
+        raise ModelLoadError(
+            f"TritonPythonModel in {Path(module.__file__ or '').name} of model '{arguments['model_name']}' has no "
+            "method execute"
+        )
     return model
 
 
 def _fail(requests: Sequence[ReceivedRequest], error: InferenceError) -> None:
     for request in requests:
         request.get_response_sender().fail(error)
-
-
-def _describe(error: BaseException, file: Path) -> str:
-    """The exception as Triton writes it: type and text, then where in the model, innermost frame first."""
-    frames = traceback.extract_tb(error.__traceback__)
-    first = next((index for index, frame in enumerate(frames) if frame.filename == str(file)), 0)
-    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[first:]))
-    return f"{type(error).__name__}: {error}\n\nAt:\n{where}"

@@ -19,6 +19,7 @@ import numpy as np
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError, model_fault
 from local_runtime.executors.outcomes import answers, compute_between, executed, input_specs
 from local_runtime.messages import Array, Tensors
+from local_runtime.repository import torch_files
 from local_runtime.repository.completion import Placement
 from local_runtime.repository.model_config import InstanceKind, ModelConfig, TensorSpec
 from local_runtime.scheduling import collate
@@ -31,11 +32,17 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """What a file holds: something to call, the names of its arguments, and which of them go by keyword only."""
+    """What a file holds.
+
+    `call` is to be called with `arguments`, of which `keywords` go by keyword only, and `defaults` may be left out.
+    `keys` are those of the dict that it returns; None if it returns no dict, or its file does not tell.
+    """
 
     call: Any
     arguments: tuple[str, ...]
     keywords: frozenset[str] = frozenset()
+    defaults: frozenset[str] = frozenset()
+    keys: frozenset[str] | None = None
 
 
 class TorchModel:
@@ -49,8 +56,8 @@ class TorchModel:
         _refuse_strings(config)
         self._device = _Device(torch, placement, optimization=config.message.optimization)
         self._program = self._load(file)
-        self._inputs = _argument_order(input_specs(config), self._program.arguments)
-        self._outputs = _output_order(output_specs(config))
+        self._inputs = _argument_order(input_specs(config), self._program)
+        self._outputs = _output_order(output_specs(config), self._program.keys)
         # The parameter of Triton's PyTorch backend: true spares models of many shapes a compilation per shape.
         self._is_optimized = config.parameters.get("DISABLE_OPTIMIZED_EXECUTION", "false").lower() != "true"
 
@@ -107,17 +114,27 @@ class TorchModel:
         # Triton's file format for PyTorch is TorchScript; that torch would rather have another is no news here.
         warnings.filterwarnings("ignore", message="`torch.jit.load` is deprecated", category=DeprecationWarning)
         module = self._torch.jit.load(str(file), map_location=self._device.device).eval()
-        return _Program(call=module, arguments=tuple(item.name for item in module.forward.schema.arguments[1:]))
+        arguments = module.forward.schema.arguments[1:]
+        return _Program(
+            call=module,
+            arguments=tuple(argument.name for argument in arguments),
+            defaults=frozenset(argument.name for argument in arguments if argument.has_default_value()),
+        )
 
     def _load_exported(self, file: Path) -> _Program:
         from torch.export import passes  # noqa: PLC0415 - as torch itself
 
-        exported = self._torch.export.load(str(file))
+        exported = torch_files.load_exported(file)
+        arguments = torch_files.arguments(exported)
+        returned = torch_files.returned(exported)
         if self._device.is_gpu:
             exported = passes.move_to_device_pass(exported, self._device.device)
-        arguments = tuple(exported.graph_signature.user_inputs)
-        _, keywords = exported.call_spec.in_spec.children()
-        return _Program(call=exported.module(), arguments=arguments, keywords=frozenset(keywords.context))
+        return _Program(
+            call=exported.module(),
+            arguments=arguments.names,
+            keywords=arguments.keywords,
+            keys=frozenset(returned) if isinstance(returned, dict) else None,
+        )
 
 
 class _Device:
@@ -227,29 +244,48 @@ def _refuse_strings(config: ModelConfig) -> None:
             raise ModelLoadError(f"TYPE_STRING of '{spec.name}' is not supported for PyTorch models")
 
 
-def _argument_order(specs: Sequence[TensorSpec], arguments: Sequence[str]) -> list[tuple[int, TensorSpec]]:
+def _argument_order(specs: Sequence[TensorSpec], program: _Program) -> list[tuple[int, TensorSpec]]:
     """The inputs with the position of their argument, in that order; see the module for how it is found."""
-    names = {spec.name for spec in specs}
-    if names <= set(arguments):
+    arguments = program.arguments
+    names = [spec.name for spec in specs]
+    if set(names) <= set(arguments):
         positioned = [(arguments.index(spec.name), spec) for spec in specs]
     elif (indexes := _indexes(specs)) is not None:
         positioned = list(zip(indexes, specs, strict=True))
-    elif len(specs) == len(arguments):
-        positioned = list(enumerate(specs))
     else:
-        raise ModelLoadError(
-            f"inputs {sorted(names)} are neither the arguments of forward {list(arguments)}, nor do they follow the "
-            f"<name>__<index> naming convention, and {len(specs)} inputs in order cannot be {len(arguments)} arguments"
-        )
+        positioned = list(enumerate(specs))
     positioned.sort(key=lambda pair: pair[0])
     positions = [position for position, _ in positioned]
+    _check_fit(names, positions, program)
     if positions != list(range(len(positions))):
         raise ModelLoadError(f"input positions must be 0, 1, ... without gap or repetition, got {positions}")
     return positioned
 
 
-def _output_order(specs: Sequence[TensorSpec]) -> list[tuple[int, TensorSpec]]:
+def _check_fit(names: Sequence[str], positions: Sequence[int], program: _Program) -> None:
+    """Every input needs an argument, and every argument without a default needs an input."""
+    arguments = program.arguments
+    faults = [
+        f"nothing is given for '{name}'"
+        for position, name in enumerate(arguments)
+        if position not in positions and name not in program.defaults
+    ]
+    if any(position >= len(arguments) for position in positions):
+        faults.append(f"there is no argument {max(positions)}, counted from 0")
+    if faults:
+        raise ModelLoadError(
+            f"the inputs of the config {list(names)} do not fit the arguments of forward {list(arguments)}: "
+            + ", ".join(faults)
+        )
+
+
+def _output_order(specs: Sequence[TensorSpec], keys: frozenset[str] | None) -> list[tuple[int, TensorSpec]]:
     """The outputs with their position in what `forward` returns: their index if all have one, else config order."""
+    if keys is not None:
+        absent = [spec.name for spec in specs if spec.name not in keys]
+        if absent:
+            raise ModelLoadError(f"forward returns a dict with the keys {sorted(keys, key=str)}, without {absent}")
+        return list(enumerate(specs))
     indexes = _indexes(specs)
     positions = list(range(len(specs))) if indexes is None else indexes
     if len(set(positions)) != len(positions):

@@ -33,7 +33,9 @@ from local_runtime.executors.shim.responses import (
 from local_runtime.executors.shim.tensors import (
     TRITON_STRING_TO_NUMPY,
     Tensor,
+    deserialize_bytes_tensor,
     numpy_to_triton_type,
+    serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
@@ -59,6 +61,7 @@ __all__ = [
     "Tensor",
     "TritonError",
     "TritonModelException",
+    "deserialize_bytes_tensor",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
     "get_model_dir",
@@ -67,6 +70,7 @@ __all__ = [
     "is_model_ready",
     "load_model",
     "numpy_to_triton_type",
+    "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",

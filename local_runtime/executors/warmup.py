@@ -21,14 +21,17 @@ _FOLDER = "warmup"
 _RANDOM_BELOW = 100
 
 
-def warmup_batches(config: ModelConfig, folder: Path) -> Sequence[tuple[CheckedRequest, int]]:
-    """For each `model_warmup` a request of `batch_size` equal rows and how often every instance is to run it.
+def warmup_batches(config: ModelConfig, folder: Path) -> Sequence[tuple[Sequence[CheckedRequest], int]]:
+    """For each `model_warmup` the members of a batch and how often every instance is to run it.
 
+    As in Triton these are `batch_size` equal requests, of one row each where the model has a batch dimension.
     Random values are the same every time. Requests of decoupled models answer into nothing. Raises ModelLoadError
     for values that cannot be read or do not fit into memory and for inputs that the model does not take. `folder` is
     the model's.
     """
-    return [(_made(warmup, config, folder), warmup.count or 1) for warmup in config.warmups]
+    return [
+        ([_made(warmup, config, folder)] * max(1, warmup.batch_size), warmup.count or 1) for warmup in config.warmups
+    ]
 
 
 def _made(warmup: Warmup, config: ModelConfig, folder: Path) -> CheckedRequest:
@@ -54,11 +57,9 @@ def _request(warmup: Warmup, config: ModelConfig, folder: Path, *, where: str) -
         raise ModelLoadError(f"{where}: {error}") from error
     added = {name: array for name, array in given.items() if name not in own}
     inputs = {**_whole_sequence(checked.inputs, config, folder), **added}
-    rows = max(1, warmup.batch_size) if config.max_batch_size > 0 else 1
     return msgspec.structs.replace(
         checked,
-        inputs={name: array.repeat(rows, axis=0) if inner else array for name, array in inputs.items()},
-        rows=rows,
+        inputs=inputs,
         outputs=tuple(spec.name for spec in output_specs(config)),
     )
 

@@ -41,39 +41,39 @@ class ChunkedBody:
         self._awaits = _Line.SIZE
         self.is_whole = False
 
-    def take(self, data: bytes) -> bytes:
-        """Take what belongs to the body; the bytes behind it, once it is whole.
+    def take(self, data: bytes, at: int) -> int:
+        """Take what belongs to the body from `data`, which goes on at `at`; where it ends, once it is whole.
 
         Raises HttpError: 400 for what is no chunk, 413 for a body beyond `max_bytes`, as soon as it is announced.
         """
-        while data and not self.is_whole:
+        while at < len(data) and not self.is_whole:
             if self._chunk_left:
-                part = data[: self._chunk_left]
+                part = data[at : at + self._chunk_left]
                 self._parts.append(part)
                 self._chunk_left -= len(part)
-                data = data[len(part) :]
+                at += len(part)
             else:
-                data = self._take_line(data)
-        return data
+                at = self._take_line(data, at)
+        return at
 
     def content(self) -> bytes:
         """What has come so far."""
         return b"".join(self._parts)
 
-    def _take_line(self, data: bytes) -> bytes:
-        line, end, rest = data.partition(b"\n")
-        self._overhead += len(line) + 1
-        line = self._held + line + end
+    def _take_line(self, data: bytes, at: int) -> int:
+        is_whole = (end := data.find(b"\n", at) + 1) > 0
+        if not is_whole:
+            end = len(data)
+        self._overhead += end - at
+        line = self._held + data[at:end]
         if len(line) > _MAX_LINE_BYTES or self._overhead > _FREE_OVERHEAD_BYTES + _OVERHEAD_PER_BYTE * self._size:
             raise _malformed()
-        if not end:
-            self._held = line
-            return b""
-        self._held = b""
-        if not line.endswith(_LINE_END):
-            raise _malformed()
-        self._understand(line.removesuffix(_LINE_END))
-        return rest
+        self._held = b"" if is_whole else line
+        if is_whole:
+            if not line.endswith(_LINE_END):
+                raise _malformed()
+            self._understand(line.removesuffix(_LINE_END))
+        return end
 
     def _understand(self, line: bytes) -> None:
         if self._awaits is _Line.SIZE:

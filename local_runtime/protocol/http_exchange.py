@@ -57,7 +57,7 @@ def compressed(reply: Reply, accept_encoding: bytes) -> Reply:
     return reply
 
 
-def error_reply(status: int, text: str, headers: "tuple[tuple[bytes, bytes], ...]" = ()) -> Reply:
+def error_reply(status: int, text: object, headers: "tuple[tuple[bytes, bytes], ...]" = ()) -> Reply:
     """An error as every client of the protocol reads it."""
     return Reply(status=status, content=error_body(text), headers=headers)
 

@@ -34,8 +34,9 @@ class RequestReader:
 
     def __init__(self, *, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
-        self._held = b""  # received, not taken yet
-        self._searched = 0  # bytes of it that hold no end of a head
+        self._held = b""  # received; taken up to `_at`, so that no request costs a copy of those behind it
+        self._at = 0
+        self._searched = 0  # up to here, there is no end of a head
         self._last: tuple[bytes, Head] | None = None  # clients repeat themselves
         self._head: Head | None = None  # of the request whose body is awaited
         self._left = 0
@@ -46,7 +47,7 @@ class RequestReader:
     @property
     def held_bytes(self) -> int:
         """How much was received and not taken yet."""
-        return len(self._held)
+        return len(self._held) - self._at
 
     @property
     def awaits_body(self) -> bool:
@@ -56,7 +57,7 @@ class RequestReader:
     @property
     def is_in_head(self) -> bool:
         """Part of a head has come (once `take` has nothing more to give)."""
-        return bool(self._held) and self._head is None
+        return self.held_bytes > 0 and self._head is None
 
     def owes_continue(self) -> bool:
         """Whether the client waits to be told that its body is wanted; it is asked once."""
@@ -65,19 +66,21 @@ class RequestReader:
 
     def put(self, data: bytes) -> None:
         """More bytes have come."""
-        self._held = self._held + data if self._held else data
+        self._held = self._held[self._at :] + data if self.held_bytes else data
+        self._searched = max(0, self._searched - self._at)
+        self._at = 0
 
     def drop(self) -> None:
         """Forget what has come of a request that is not whole."""
         self._held = b""
-        self._searched = 0
+        self._at = self._searched = 0
         self._head = self._chunks = None
         self._parts.clear()
         self._owes_continue = False
 
     def take(self) -> Request | None:
         """The next request, if it is whole. Raises HttpError where the bytes cannot be read on."""
-        while self._held:
+        while self._at < len(self._held):
             head = self._head
             if head is None:
                 head = self._take_head(self._held)
@@ -95,22 +98,20 @@ class RequestReader:
         return None
 
     def _take_head(self, data: bytes) -> Head | None:
-        if data.startswith(_LINE_ENDS):
-            data = self._held = data.lstrip(b"\r\n")  # empty lines before a request are nothing (RFC 9112, 2.2)
-            self._searched = 0
-        start = max(0, self._searched - len(_END_OF_HEAD))
+        while data.startswith(_LINE_ENDS, self._at):
+            self._at += 1  # empty lines before a request are nothing (RFC 9112, 2.2)
+        start = max(self._at, self._searched - len(_END_OF_HEAD))
         end = data.find(_END_OF_HEAD, start) + len(_END_OF_HEAD)
         if end < len(_END_OF_HEAD):
-            _check_partial(data, start)
+            _check_partial(data, self._at, start)
             self._searched = len(data)
             return None
-        self._searched = 0
-        if end > MAX_HEAD_BYTES:
+        if end - self._at > MAX_HEAD_BYTES:
             raise _head_too_large()
-        raw = data[:end]
+        raw = data[self._at : end]
         if self._last is None or self._last[0] != raw:
             self._last = (raw, parse_head(raw))
-        self._held = data[end:]
+        self._at = end
         return self._last[1]
 
     def _await_body(self, head: Head) -> None:
@@ -122,32 +123,30 @@ class RequestReader:
         self._owes_continue = head.expects_continue
 
     def _take_body(self, data: bytes) -> bytes | None:
-        left = self._left
-        self._left -= len(data)
-        if self._left > 0:
-            self._parts.append(data)
-            self._held = b""
+        body = data[self._at : self._at + self._left]
+        self._at += len(body)
+        self._left -= len(body)
+        if self._left:
+            self._parts.append(body)
             return None
-        self._held = data[left:]
-        body = data[:left]
         if self._parts:
             body = b"".join((*self._parts, body))
             self._parts.clear()
         return body
 
     def _take_chunks(self, chunks: ChunkedBody) -> bytes | None:
-        self._held = chunks.take(self._held)
+        self._at = chunks.take(self._held, self._at)
         return chunks.content() if chunks.is_whole else None
 
 
-def _check_partial(data: bytes, start: int) -> None:
-    """What can be said of a head that is not whole; what is before `start` was looked at.
+def _check_partial(data: bytes, at: int, start: int) -> None:
+    """What can be said of a head that begins at `at` and is not whole; what is before `start` was looked at.
 
     What is no HTTP at all, like TLS, might never be whole.
     """
-    if len(data) > MAX_HEAD_BYTES:
+    if len(data) - at > MAX_HEAD_BYTES:
         raise _head_too_large()
-    if (data and not data[:1].isupper()) or any(data.find(end, start) >= 0 for end in _BARE_ENDS):
+    if (at < len(data) and not data[at : at + 1].isupper()) or any(data.find(end, start) >= 0 for end in _BARE_ENDS):
         raise HttpError(HTTPStatus.BAD_REQUEST, "malformed HTTP request")
 
 

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 from local_runtime.errors import ErrorCode, InferenceError, invalid, with_request_id
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata, Parameters
 from local_runtime.protocol import oip_describe
+from local_runtime.protocol.error_texts import safe_text
 from local_runtime.protocol.oip_parameters import (
     FINAL_RESPONSE,
     WANTS_EMPTY_FINAL,
@@ -135,7 +136,7 @@ def encode_answer(answer: InferAnswer, *, request_id: str, is_final: bool | None
 def encode_stream_error(error: InferenceError, *, request_id: str, is_final: bool) -> Any:
     """An error as a `ModelStreamInferResponse`, which says whose it is and whether it is the last answer."""
     message = service_pb2.ModelStreamInferResponse(
-        error_message=error.message, infer_response=service_pb2.ModelInferResponse(id=request_id)
+        error_message=safe_text(error.message), infer_response=service_pb2.ModelInferResponse(id=request_id)
     )
     message.infer_response.parameters[FINAL_RESPONSE].bool_param = is_final
     return message

@@ -10,12 +10,14 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.protocol import oip_describe
 from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version
+from local_runtime.protocol.error_texts import safe_text
 from local_runtime.protocol.oip_codec import (
     decode_load,
     decode_request,
@@ -24,7 +26,7 @@ from local_runtime.protocol.oip_codec import (
     encode_metadata,
     encode_statistics,
 )
-from local_runtime.protocol.oip_stream import serve_stream
+from local_runtime.protocol.oip_stream import UNREADABLE_TEXT, serve_stream
 from local_runtime.runtime import LocalRuntime
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -142,7 +144,7 @@ class InferenceService:
     async def _model_stream_infer(self, requests: Any, context: Context) -> None:
         error = await serve_stream(self._runtime, requests, context, readers=self._readers)
         if error is not None:
-            await context.abort(_STATUS[error.code], error.message)
+            await context.abort(_STATUS[error.code], safe_text(error.message))
 
     async def _repository_index(self, request: Any, _context: Context) -> Any:
         statuses = self._runtime.index(ready_only=request.ready)
@@ -200,10 +202,12 @@ def _unary(name: str, call: _Call) -> Any:
     """A call with its messages, and with its errors turned into gRPC status codes."""
 
     async def answer(request: Any, context: Context) -> Any:
+        if request is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, UNREADABLE_TEXT)
         try:
             return await call(request, context)
         except InferenceError as error:
-            await context.abort(_STATUS[error.code], error.message)
+            await context.abort(_STATUS[error.code], safe_text(error.message))
         except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
             _log.exception("a request failed in the gRPC server")
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
@@ -211,7 +215,7 @@ def _unary(name: str, call: _Call) -> Any:
     method = _SERVICE.methods_by_name[name]
     return grpc.unary_unary_rpc_method_handler(
         answer,
-        request_deserializer=GetMessageClass(method.input_type).FromString,
+        request_deserializer=_reader(GetMessageClass(method.input_type)),
         response_serializer=GetMessageClass(method.output_type).SerializeToString,
     )
 
@@ -220,9 +224,21 @@ def _stream(name: str, call: _Call) -> Any:
     method = _SERVICE.methods_by_name[name]
     return grpc.stream_stream_rpc_method_handler(
         call,
-        request_deserializer=GetMessageClass(method.input_type).FromString,
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        request_deserializer=_reader(GetMessageClass(method.input_type)),
+        response_serializer=None,  # answers come as bytes, so that one which cannot be encoded fails alone
     )
+
+
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    """Messages out of bytes; None for what is no such message, which gRPC itself would log as a fault of the server."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return None
+
+    return read
 
 
 def _not_offered(text: str) -> _Call:

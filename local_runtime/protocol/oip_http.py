@@ -99,24 +99,30 @@ class HttpApp:
 
     async def _respond(self, found: Route, exchange: Exchange) -> None:
         try:
-            if found.call == "generate_stream":
-                await self._generate_stream(found, exchange)
-                return
-            reply = await self._calls[found.call](found, exchange)
-        except InferenceError as error:
-            reply = error_reply(STATUS[error.code], error.message)
-        except HttpError as error:
-            reply = error_reply(error.status, error.text, error.headers)
-        except asyncio.CancelledError:
+            reply = await self._reply(found, exchange)
+            if reply is None:
+                exchange.end()
+            elif exchange.is_streaming:
+                exchange.abort()  # events cannot become an error, and their end must not look like a good one
+            else:
+                exchange.reply(reply)
+        except BaseException:
             exchange.abort()  # its client has left, most likely; if not, it shall not wait for ever
             raise
+
+    async def _reply(self, found: Route, exchange: Exchange) -> Reply | None:
+        """The answer in one piece; None where all of it went out as events. Whatever fails is an answer."""
+        try:
+            if found.call == "generate_stream":
+                return await self._generate_stream(found, exchange)
+            return await self._calls[found.call](found, exchange)
+        except InferenceError as error:
+            return error_reply(STATUS[error.code], error.message)
+        except HttpError as error:
+            return error_reply(error.status, error.text, error.headers)
         except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
             _log.exception("a request failed in the HTTP server")
-            reply = error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_TEXT)
-        if exchange.is_streaming:
-            exchange.abort()  # events of a stream cannot become an error, and its end must not look like a good one
-        else:
-            exchange.reply(reply)
+            return error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_TEXT)
 
     def _found(self, exchange: Exchange) -> Route:
         head = exchange.head
@@ -167,17 +173,16 @@ class HttpApp:
             raise InferenceError(ErrorCode.INTERNAL, _ONE_ANSWER)
         return Reply(content=encode_generate(only, request_id=request.request_id))
 
-    async def _generate_stream(self, found: Route, exchange: Exchange) -> None:
-        """Answers as server-sent events; what fails before the first is a plain answer."""
+    async def _generate_stream(self, found: Route, exchange: Exchange) -> Reply | None:
+        """Answers as server-sent events; what fails before the first is a plain answer, which comes back."""
         body = self._body(exchange)
         request = decode_generate(self._runtime.model_metadata(found.model, found.version), found.version, body)
         async with contextlib.aclosing(self._events(request)) as events:
             async for status, event in events:
                 if not exchange.is_streaming and status is not HTTPStatus.OK:
-                    exchange.reply(Reply(status=status, content=event))
-                    return
+                    return Reply(status=status, content=event)
                 await exchange.event(event)
-        exchange.end()
+        return None
 
     async def _events(self, request: Any) -> AsyncGenerator[tuple[HTTPStatus, bytes], None]:
         try:

@@ -8,18 +8,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
 
 from local_runtime.errors import ErrorCode, InferenceError, invalid, with_request_id
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
+from local_runtime.protocol.error_texts import safe_text
 from local_runtime.protocol.oip_parameters import flag, request_fields
-from local_runtime.protocol.oip_tensors import Malformed, check_tensor, from_bytes, refusing, to_bytes
+from local_runtime.protocol.oip_tensors import Malformed, from_bytes, refusing, to_bytes
 from local_runtime.protocol.oip_values import from_json, to_json
 from local_runtime.scheduling.validation import datatype_of
 
+# Lists and objects, and what looks like them within strings. MEASURED
+MAX_CONTAINERS: Final = 1_000_000
 _MIN_INT64 = -(2**63)
 _MAX_UINT64 = 2**64 - 1
 _INTEGERS = frozenset({int})  # and not bool, which is one of their subclasses
@@ -113,7 +116,11 @@ def encode_infer(answer: InferAnswer, asked: JsonInfer) -> Body:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """A JSON object; INVALID_ARG for anything else. Bare NaN and Infinity are numbers."""
+    """A JSON object; INVALID_ARG for anything else, or too many parts. Bare NaN and Infinity are numbers."""
+    if len(body) > MAX_CONTAINERS and body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        raise invalid(
+            f"failed to parse the request JSON buffer: it has more than {MAX_CONTAINERS} of the characters [ and {{"
+        )
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -132,9 +139,9 @@ def dump(document: Any) -> bytes:
     return text
 
 
-def error_body(text: str) -> bytes:
+def error_body(text: object) -> bytes:
     """The body of every answer that is an error."""
-    return orjson.dumps({"error": text.encode("utf-8", "backslashreplace").decode()})
+    return orjson.dumps({"error": safe_text(text)})
 
 
 def _parse_non_finite(body: bytes, error: orjson.JSONDecodeError) -> Any:
@@ -230,7 +237,6 @@ def _input(name: str, tensor: dict[str, Any], blobs: _Blobs, model: str) -> Arra
             if "data" in tensor:
                 raise Malformed(f"input '{name}' has both 'data' and 'binary_data_size'")
             return from_bytes(name, datatype, shape, raw=blobs.take(name, size), model=model)
-    check_tensor(name, datatype, shape)
     if "data" not in tensor:
         raise Malformed(
             f"Unable to parse 'data': attempt to access non-existing object member 'data' of input '{name}'"

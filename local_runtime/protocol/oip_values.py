@@ -15,7 +15,7 @@ import numpy as np
 
 from local_runtime.errors import invalid
 from local_runtime.messages import Array
-from local_runtime.protocol.oip_tensors import Malformed
+from local_runtime.protocol.oip_tensors import Malformed, check_tensor, shaped
 from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.scheduling.byte_strings import of_objects
 from local_runtime.scheduling.validation import datatype_of
@@ -58,6 +58,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
 
     Raises Malformed naming the input.
     """
+    check_tensor(name, datatype, shape)
     if not isinstance(data, list):
         raise Malformed(f"Unable to parse 'data' of input '{name}': must be an array")
     if data and type(data[0]) is list:
@@ -71,10 +72,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
         )
     if not set(map(type, data)) <= allowed:
         raise Malformed(f"Unable to parse 'data' of input '{name}': {datatype} values must be {_WORDS[allowed]}")
-    try:
-        return _array(name, datatype, data).reshape(shape)
-    except ValueError as error:  # dimensions beyond what numpy can address, or too many of them
-        raise Malformed(f"invalid shape for input '{name}': {list(shape)}") from error
+    return shaped(name, _array(name, datatype, data), shape)
 
 
 def to_json(name: str, array: Array) -> "Array | list[str]":

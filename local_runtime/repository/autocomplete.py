@@ -1,6 +1,7 @@
 """What a `config.pbtxt` leaves out, as far as the model's own file tells it. Blocking; imports what reads the file.
 
-- ONNX files and `torch.export` files (`model.pt2`) tell names or order, datatypes and shapes of all tensors.
+- ONNX files and `torch.export` files (`model.pt2`) tell names, datatypes and shapes of all tensors. Those of the
+  latter are the arguments of `forward` and the keys of the dict that it returns; other results have only an order.
 - TorchScript keeps only the number and names of its tensors when it is saved, whether traced or scripted. Such a
   file is completed from a `config.pbtxt` saved inside it: `torch.jit.save(module, file, _extra_files={"config.pbtxt":
   text})`.
@@ -24,7 +25,7 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2
 
 from local_runtime.errors import ModelLoadError
-from local_runtime.repository import parsing
+from local_runtime.repository import parsing, torch_files
 from local_runtime.repository.config_words import MODEL_FILES, ONNX_DATATYPES, config_word, default_file
 from local_runtime.repository.model_config import NUMPY_TYPES, Backend
 
@@ -130,7 +131,9 @@ def _onnx_signature(file: Path, where: str) -> _Signature:
     except ImportError as error:
         raise ModelLoadError(f"{where} cannot complete its config: onnxruntime is not installed") from error
     try:
-        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors: what its optimizer thinks of a sound file is no news
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exception classes share no base but this one
         raise ModelLoadError(f"failed to read {where}: {error}") from error
     return _Signature(
@@ -149,30 +152,41 @@ def _onnx_tensor(tensor: Any, where: str) -> _Tensor:
 
 
 def _exported_signature(file: Path, where: str) -> _Signature:
-    torch: Any = importlib.import_module("torch")
     try:
-        program = torch.export.load(str(file))
+        program = torch_files.load_exported(file)
+        arguments = torch_files.arguments(program).names
+        returned = torch_files.returned(program)
     except Exception as error:  # whatever is wrong in a foreign file, it is the reason why it cannot be served
         raise ModelLoadError(f"failed to read {where}: {error}") from error
     made = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
+    outputs = dict(enumerate(signature.user_outputs))
     return _Signature(
-        inputs=_exported_tensors("INPUT", [made.get(name) for name in signature.user_inputs], where),
-        outputs=_exported_tensors("OUTPUT", [made.get(name) for name in signature.user_outputs], where),
+        inputs=[
+            _exported_tensor(name, made.get(node), where)
+            for name, node in zip(arguments, signature.user_inputs, strict=True)
+        ],
+        outputs=[
+            _exported_tensor(name, made.get(outputs[place]) if isinstance(place, int) else None, where)
+            for name, place in _result_names(returned)
+        ],
     )
 
 
-def _exported_tensors(prefix: str, values: Sequence[Any], where: str) -> list[_Tensor]:
-    """In the order of `forward`, under the names that Triton gives to a PyTorch model's tensors."""
-    tensors: list[_Tensor] = []
-    for position, value in enumerate(values):
-        name = f"{prefix}__{position}"
-        datatype = _TORCH_DATATYPES.get(str(getattr(value, "dtype", "")))
-        if datatype is None:
-            raise ModelLoadError(f"{where}: {name} is not a tensor that a config can describe")
-        shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
-        tensors.append(_Tensor(name=name, datatype=datatype, shape=shape))
-    return tensors
+def _result_names(returned: Any) -> list[tuple[Any, Any]]:
+    """What `forward` returns by name: a dict's keys, else what Triton calls a PyTorch model's results."""
+    if isinstance(returned, dict):
+        return list(returned.items())
+    values = returned if isinstance(returned, tuple | list) else (returned,)
+    return [(f"OUTPUT__{position}", value) for position, value in enumerate(values)]
+
+
+def _exported_tensor(name: Any, value: Any, where: str) -> _Tensor:
+    datatype = _TORCH_DATATYPES.get(str(getattr(value, "dtype", "")))
+    if datatype is None or not isinstance(name, str):
+        raise ModelLoadError(f"{where}: {name!r} is not a tensor that a config can describe")
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
+    return _Tensor(name=name, datatype=datatype, shape=shape)
 
 
 def _fill_from_torchscript(message: Any, file: Path, where: str) -> None:

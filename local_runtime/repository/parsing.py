@@ -134,7 +134,10 @@ def backend_of(message: Any) -> Backend | None:
     named = ((PLATFORMS, message.platform), (_BACKENDS, message.backend))
     for table, key in named:
         if key and key not in table:
-            raise ModelLoadError(f"backend or platform '{key}' is not supported by the local runtime")
+            raise ModelLoadError(
+                f"backend or platform '{key}' is not supported by the local runtime, supported are: "
+                + ", ".join(sorted(table))
+            )
     found = {table[key] for table, key in named if key}
     if len(found) > 1:
         raise ModelLoadError(f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend}")

@@ -32,6 +32,8 @@ this way make waiting less likely for a while.
 Sizes not tried yet are tried upwards (powers of two, three runs each), as long as the size before was not clearly
 slower per row. A size that has not run for a while is tried again, at a cost of at most 1/64 of the executor's time at
 first and 1/256 later; one run ends that if it shows nothing new.
+
+All this is thought over, and learned from, at most once in 1.5 ms as long as the question stays the same.
 """
 
 import bisect
@@ -59,8 +61,9 @@ _EARLY_TRIAL_COST = 1 / 64
 # What was planned holds for so many batches; after the first few runs for less.
 _PLAN_BATCHES = 64
 _EARLY = 16
-# With a single caller there is nothing to choose: only each so many batches is learned from, to save its time.
-_ALONE_LEARNS = 8
+# For so long the same question gets the same answer, unthought and unlearned: both together take some 10 us, as long as
+# some rows of a small model.
+_SAME_ANSWER_US = 1_500
 # A refusal to wait for want of trust brings it back by this much.
 _FORGIVE = 1 / 64
 
@@ -94,6 +97,7 @@ class AdaptiveSizing:
         self._doublings = [1 << octave for octave in octaves]
         sizes = {1 << octave for octave in octaves} | {3 << octave for octave in octaves} | {max_batch_size}
         self._sizes = sorted(size for size in sizes if size <= max_batch_size)
+        self._send_one = Send(count=1, reason=DispatchReason.ADAPTIVE)
         self._curve = Curve()
         self._arrivals = Arrivals()
         self._crowd = Crowd()
@@ -101,7 +105,10 @@ class AdaptiveSizing:
         self._best: list[int] = []
         self._trials: tuple[int, ...] = ()
         self._least_trial = 1
-        self._alone = 0
+        self._question = (0, 0, 0, 0)
+        self._answer = self._send_one
+        self._is_repeat = False
+        self._same_until_us = -1
         self._plan_again_at = 0
         self._last_trial_busy_us = 0
         self._hold_began_us: int | None = None
@@ -112,7 +119,6 @@ class AdaptiveSizing:
         self._best_of: dict[int, int] = {}
         self._aim: _Aim | None = None
         self._target = 0
-        self._send_one = Send(count=1, reason=DispatchReason.ADAPTIVE)
         self._trust = 1.0
         self._waste_us = 0.0
 
@@ -123,7 +129,11 @@ class AdaptiveSizing:
 
     def finished(self, *, rows: int, compute_us: int, now_us: int) -> None:
         """A batch has ended: learn its time."""
-        if self._max_batch_size == 1 or (self._crowd.requests == 1 and self._alone % _ALONE_LEARNS):
+        if self._max_batch_size == 1:
+            return
+        if self._is_repeat:
+            self._arrivals.skip(now_us)
+            self._crowd.ended = rows / self._arrivals.rows
             return
         self._arrivals.finished(now_us)
         self._crowd.finished(rows / self._arrivals.rows)
@@ -137,13 +147,16 @@ class AdaptiveSizing:
         if self._max_batch_size == 1:
             return self._send_one
         arrivals, crowd = self._arrivals, self._crowd
+        question = (view.waiting, len(view.prefix_rows), view.prefix_rows[-1], view.running)
+        if now_us < self._same_until_us and question == self._question:
+            self._is_repeat = True
+            crowd.running_batches = 1
+            return self._answer
+        self._is_repeat = False
+        self._same_until_us = -1
+        self._question = question
         here = view.waiting + view.running
         is_arrival = arrivals.came > 0
-        if is_arrival and here == crowd.requests == 1:
-            self._alone += 1
-            arrivals.came = 0
-            crowd.running_batches = 1
-            return self._send_one
         if is_arrival:
             arrivals.look()
         crowd.seen(here, running=view.running, is_arrival=is_arrival)
@@ -172,9 +185,9 @@ class AdaptiveSizing:
             trial = self._trial(prefix_rows, now_us - view.oldest_enqueued_us)
             if trial:
                 return self._send(prefix_rows, rows=trial)
-        if now_us >= contest.test_at_us and contest.is_open and not contest.is_testing:
-            contest.test(now_us)
+        contest.test_if_due(now_us)
         target = self._target
+        is_waited_for = self._hold_began_us is not None
         if rows < target:
             if population > everything and not view.is_stopped:
                 until_us = self._hold_until(view, now_us, target=target, population=population)
@@ -185,7 +198,10 @@ class AdaptiveSizing:
             target = self._best_of.get(rows) or self._best_size(rows)
         if self._latency_target_us < math.inf:
             target = self._timely(target, everything, now_us - view.oldest_enqueued_us)
-        return self._send(prefix_rows, rows=target)
+        elif rows <= target and rows < self._least_trial and not (view.running or is_waited_for or contest.is_testing):
+            self._same_until_us = now_us + _SAME_ANSWER_US
+        self._answer = self._send(prefix_rows, rows=target)
+        return self._answer
 
     def _plan(self) -> None:
         """Look at the curve again: times and best sizes, and which sizes to try."""

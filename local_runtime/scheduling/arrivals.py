@@ -4,6 +4,8 @@ import math
 
 # Weight of a new sample against the past: follows a drift within some ten samples.
 _WEIGHT = 1 / 8
+# Nobody is overdue sooner than this: an event loop's turn with some callers takes as long.
+_LEAST_GRACE_US = 20
 # The peak is that of the last one to two of these many batches.
 _PEAK_BATCHES = 16
 
@@ -18,7 +20,7 @@ class _Interval:
     @property
     def longest_us(self) -> float:
         """What takes longer is overdue."""
-        return self.mean_us + max(6 * self._deviation_us, 2 * self.mean_us)
+        return self.mean_us + max(6 * self._deviation_us, 2 * self.mean_us, _LEAST_GRACE_US)
 
     def learn(self, us: float) -> None:
         mean_us = self.mean_us
@@ -66,6 +68,12 @@ class Arrivals:
         self._is_after_batch = False
         self.came = self._came_rows = 0
 
+    def skip(self, now_us: int) -> None:
+        """A batch has ended; learn nothing from those who came since the last look."""
+        self.came = self._came_rows = 0
+        self._is_after_batch = True
+        self._seen_us = now_us
+
     def finished(self, now_us: int) -> None:
         """A batch has ended."""
         if self.came:
@@ -96,21 +104,24 @@ class Arrivals:
 
 
 class Crowd:
-    """`P` and `k`: the most requests in the system and the most batches at once, of late."""
+    """`P` and `k`: the most requests in the system and the most batches at once, of late.
+
+    Until the next arrival those that `ended` last are still counted: who has been answered may be about to come again.
+    """
 
     def __init__(self) -> None:
         self.requests = 1
         self.instances = 1
         self.running_batches = 0
-        self._ended = 0.0
+        self.ended = 0.0
         self._earlier = (0.0, 1)
         self._recent_requests = 0.0
         self._recent_instances = 1
         self._batches = 0
 
     def finished(self, requests: float) -> None:
-        """Until the next arrival these are still counted: who has been answered may be about to come again."""
-        self._ended = requests
+        """So many requests have been answered: `ended`."""
+        self.ended = requests
         if self.running_batches:
             self.running_batches -= 1
         self._batches += 1
@@ -125,8 +136,8 @@ class Crowd:
         if not running:
             self.running_batches = 0
         if not is_arrival:
-            here += round(self._ended)
-        self._ended = 0.0
+            here += round(self.ended)
+        self.ended = 0.0
         if here > self._recent_requests:
             self._recent_requests = here
             self._sum_up()

@@ -18,7 +18,7 @@ _PAUSE = 32
 _LONGEST_PAUSE = 2048
 # Outside of these odds the curve alone decides. (It knows nothing of batches slowed by callers, which speaks against
 # overlapping only: if it says that gathering is faster, it is.)
-_OPEN_ODDS = (0.5, 1.25)
+_OPEN_ODDS = (0.4, 1.25)
 # The next test comes sooner once the curve rates the two ways so differently from the last one.
 _OTHER_ODDS = 1.5
 
@@ -26,7 +26,7 @@ _OTHER_ODDS = 1.5
 class Contest:
     """What is known of the two ways for one number of callers.
 
-    `gathers`: the way in force; `is_open`: the curve alone does not decide; `test_at_us`: when the next test is due.
+    `gathers`: the way in force; `is_open`: the curve alone does not decide; `test_at_us`: no test before.
     """
 
     def __init__(self) -> None:
@@ -66,12 +66,13 @@ class Contest:
         if not self.is_testing:
             self.gathers = self._favours_gathering
 
-    def test(self, now_us: int) -> None:
-        """Begin a test."""
-        self.is_testing = True
-        self._began_us = now_us
-        self._window_began_us = None
-        self._rates.clear()
+    def test_if_due(self, now_us: int) -> None:
+        """Begin a test if it is time for one."""
+        if now_us >= self.test_at_us and self.is_open and not self.is_testing:
+            self.is_testing = True
+            self._began_us = now_us
+            self._window_began_us = None
+            self._rates.clear()
 
     def ended(self, *, rows: int, now_us: int) -> bool:
         """A batch of the test has ended. Whether another way is in force now, or the test is over."""

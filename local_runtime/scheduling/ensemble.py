@@ -64,10 +64,14 @@ def _check_outputs(config: ModelConfig, step: EnsembleStep, inner: ModelConfig, 
 def _check_inputs(config: ModelConfig, step: EnsembleStep, inner: ModelConfig, made: Mapping[str, TensorSpec]) -> None:
     inputs = {spec.name: spec for spec in inner.inputs}
     required = {spec.name for spec in inner.inputs if not spec.is_optional}
-    if not required <= set(step.input_map) <= set(inputs):
+    faults = [
+        *(f"'{name}' is missing" for name in sorted(required - step.input_map.keys())),
+        *(f"'{name}' is none of them" for name in sorted(step.input_map.keys() - inputs.keys())),
+    ]
+    if faults:
         raise ModelLoadError(
             f"ensemble '{config.name}': input_map of '{inner.name}' must name exactly its inputs {sorted(inputs)} "
-            "(optional ones may be left out)"
+            f"(optional ones may be left out): {', '.join(faults)}"
         )
     if inner.is_decoupled:
         raise ModelLoadError(f"ensemble '{config.name}': '{inner.name}' is decoupled, which is not supported here")
@@ -204,5 +208,11 @@ class _Execution:
 
     def result(self) -> EnsembleResult:
         """The wanted outputs, once all steps have run."""
-        outputs = {name: self._tensors[name] for name in self._request.outputs}
+        # An output may be an input passed on: absent where that was left out, and never the caller's own memory.
+        given = self._request.inputs
+        outputs = {
+            name: self._tensors[name].copy() if name in given else self._tensors[name]
+            for name in self._request.outputs
+            if name in self._tensors
+        }
         return EnsembleResult(outputs=outputs, queue_us=self._queue_us, compute_us=self._compute_us)

@@ -340,7 +340,8 @@ class ModelScheduler:
         self._deliver(pending, answered)
 
     def _fail(self, pending: _Pending, error: InferenceError, reason: FailureReason) -> None:
-        self._stats.failed(reason, after_us=self._clock_us() - pending.enqueued_us)
+        if pending.request.respond is None:  # else whoever hands out its answers counts
+            self._stats.failed(reason, after_us=self._clock_us() - pending.enqueued_us)
         # Each caller gets its own exception object: tracebacks and __context__ are written into it.
         self._deliver(pending, InferenceError(error.code, error.message))
 

@@ -9,6 +9,7 @@ from local_runtime.errors import (
     InferenceError,
     deadline_passed,
     decoupled_needs_stream,
+    queue_timeout,
     stopped,
     too_slow,
 )
@@ -53,25 +54,33 @@ class DecoupledCall:
                 except TimeoutError as error:
                     raise deadline_passed(self._model) from error
                 is_finished = answer.is_final
+                if is_finished:
+                    self._count(execution)
                 yield answer
-            await self._count(execution)
         finally:
             self._served.on_unload.discard(self._stop)
-            self._checked.cancellation.is_cancelled = True
-            execution.cancel()
             if not is_finished:
+                self._checked.cancellation.is_cancelled = True
+                execution.cancel()
                 self._served.stats.failed(FailureReason.CANCELED, after_us=monotonic_us() - self._began_us)
 
-    async def _count(self, execution: "asyncio.Task[Answered]") -> None:
-        """The request has ended: a success, unless its last word was an error. The scheduler has counted refusals."""
-        if self._failed is not None:
-            if execution.done() and not execution.cancelled() and execution.exception() is not None:
-                return
-            canceled = self._failed.code is ErrorCode.CANCELLED
-            reason = FailureReason.CANCELED if canceled else FailureReason.BACKEND
-            self._served.stats.failed(reason, after_us=monotonic_us() - self._began_us)
+    def _count(self, execution: "asyncio.Task[Answered]") -> None:
+        """The request has ended: as a failure, or as a success when `execute`, which may go on, has returned."""
+        if self._failed is None:
+            if execution.done():
+                self._succeeded(execution)
+            else:
+                execution.add_done_callback(self._succeeded)
             return
-        answered = await execution
+        reason = FailureReason.CANCELED if self._failed.code is ErrorCode.CANCELLED else FailureReason.BACKEND
+        if self._failed.code is ErrorCode.UNAVAILABLE and self._failed.message == queue_timeout().message:
+            reason = FailureReason.REJECTED
+        self._served.stats.failed(reason, after_us=monotonic_us() - self._began_us)
+
+    def _succeeded(self, execution: "asyncio.Task[Answered]") -> None:
+        if execution.cancelled() or execution.exception() is not None:
+            return
+        answered = execution.result()
         self._served.stats.answered(
             rows=self._checked.rows,
             queue_us=answered.queue_us,

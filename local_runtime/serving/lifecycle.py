@@ -7,8 +7,9 @@ when its requests have ended. What cannot be loaded changes nothing but the inde
 import asyncio
 import functools
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from local_runtime.errors import (
     InferenceError,
@@ -45,13 +46,12 @@ class Lifecycle:
 
     def __init__(self, repository: Path, *, control: ModelControl, options: LoadOptions, load_threads: int) -> None:
         self.table = ModelTable()
-        self._repository = repository
+        self._repository = repository.absolute()  # a model may change the process's working folder
         self._control = control
         self._options = options
         self._gate = asyncio.Semaphore(load_threads)
         self._is_closing = False
-        # Loads go on when the caller that asked for them has left: half a change helps nobody.
-        self._loads: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[None]] = set()
         # What a failed poll found: the same fault is not tried, or told, again until something changes.
         self._faulty: dict[str, Hashable] = {}
 
@@ -80,11 +80,7 @@ class Lifecycle:
         with what was served before still served. A caller that leaves does not end it.
         """
         self._refuse_control(model)
-        task = asyncio.create_task(self._load(model, config=config, files=files))
-        self._loads.add(task)
-        task.add_done_callback(self._loads.discard)
-        task.add_done_callback(_seen)
-        await asyncio.shield(task)
+        await self._to_its_end(self._load(model, config=config, files=files))
 
     async def unload(self, model: str, *, unload_dependents: bool) -> None:
         """Stop to serve a model; its accepted requests still end.
@@ -92,29 +88,24 @@ class Lifecycle:
         `unload_dependents`: with an ensemble's models, once the ensemble's requests have ended.
         """
         self._refuse_control(model)
-        if model not in self.table:
-            return
-        known = self.table.known(model)
-        async with known.changing:
-            source = known.source
-            removed = self.table.remove(model)
-        if unload_dependents and source is not None and source.config.ensemble_steps:
-            for served in removed:
-                await served.drained()
-            for step in source.config.ensemble_steps:
-                await self.unload(step.model_name, unload_dependents=True)
+        await self._to_its_end(self._unload(model, unload_dependents=unload_dependents))
 
     async def poll(self) -> None:
         """Look at the repository once and follow what has changed there; faults are logged, once for each change."""
         found = await asyncio.to_thread(reader.fingerprints, self._repository)
-        for name in [name for name in self.table.sources() if name not in found]:
-            _log.info("model has left the repository", extra={"model": name})
+        for name in [name for name in self.table if name not in found]:
             async with self.table.known(name).changing:
-                self.table.remove(name)
+                if self.table.known(name).source is not None:
+                    _log.info("model has left the repository", extra={"model": name})
+                    self.table.remove(name)
+                self.table.forget_fault(name)
+            self.table.forget(name)
         sources = self.table.sources()
         changed: list[ModelSource] = []
         for name, fingerprint in found.items():
             is_served = name in sources and sources[name].fingerprint == fingerprint
+            if is_served:
+                self.table.forget_fault(name)
             if is_served or self._faulty.get(name) == fingerprint:
                 continue
             self._faulty[name] = fingerprint
@@ -127,12 +118,12 @@ class Lifecycle:
             await self._place_all(changed)
 
     async def close(self, *, grace_us: int) -> None:
-        """Give up loads that are going on, then unload everything; see `ModelTable.close`."""
+        """Give up changes that are going on, then unload everything; see `ModelTable.close`."""
         self._is_closing = True
-        loads = tuple(self._loads)
-        for task in loads:
+        changes = tuple(self._changes)
+        for task in changes:
             task.cancel()
-        await asyncio.gather(*loads, return_exceptions=True)
+        await asyncio.gather(*changes, return_exceptions=True)
         await self.table.close(grace_us=grace_us)
 
     def _refuse_control(self, model: str) -> None:
@@ -140,6 +131,27 @@ class Lifecycle:
             raise control_not_allowed()
         if self._is_closing:
             raise stopping(model)
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, None]) -> None:
+        """Go on with a change although the caller that asked for it leaves: half of one helps nobody."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(_seen)
+        await asyncio.shield(task)
+
+    async def _unload(self, model: str, *, unload_dependents: bool) -> None:
+        if model not in self.table:
+            return
+        known = self.table.known(model)
+        async with known.changing:
+            source = known.source
+            removed = self.table.remove(model)
+        if unload_dependents and source is not None and source.config.ensemble_steps:
+            for served in removed:
+                await served.drained()
+            for step in source.config.ensemble_steps:
+                await self._unload(step.model_name, unload_dependents=True)
 
     async def _load(self, model: str, *, config: str | None, files: Mapping[str, bytes]) -> None:
         try:

@@ -34,6 +34,7 @@ from local_runtime.scheduling.validation import CheckedRequest, RequestChecker
 _log = logging.getLogger(__name__)
 # Unloading is freeing memory; only a model that never returns from execute takes longer.
 _UNLOAD_TIMEOUT_S = 5.0
+_STUCK_TIMEOUT_S = 0.2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,8 @@ class ServedModel:
             self.scheduler.close()
         for tell in tuple(self.on_unload):
             tell()
-        await _stop(self.instances)
+        # An instance that is stuck in a request will not come back for this.
+        await _stop(self.instances, timeout_s=_STUCK_TIMEOUT_S if self._in_flight else _UNLOAD_TIMEOUT_S)
 
 
 async def load_version(source: ModelSource, version: str, *, threads: int, options: LoadOptions) -> ServedModel:
@@ -155,7 +157,7 @@ async def _load(source: ModelSource, version: str, *, threads: int, options: Loa
     try:
         await _warm_up(source, instances, stats)
     except BaseException:
-        await _stop(instances)
+        await _stop(instances, timeout_s=_UNLOAD_TIMEOUT_S)
         raise
     scheduler = ModelScheduler(
         stats=stats,
@@ -234,11 +236,15 @@ async def _start_instances(
         )
         for placement in placements
     ]
-    loads = [asyncio.wrap_future(instance.start()) for instance in instances]
+    started: list[Instance] = []
     try:
-        results = await asyncio.gather(*loads, return_exceptions=True)
-    except asyncio.CancelledError:
+        loads = []
         for instance in instances:
+            loads.append(asyncio.wrap_future(instance.start()))
+            started.append(instance)
+        results = await asyncio.gather(*loads, return_exceptions=True)
+    except BaseException:  # the caller has given up, or the system has no thread left
+        for instance in started:
             instance.stop()
         raise
     failures = [result for result in results if isinstance(result, BaseException)]
@@ -261,22 +267,26 @@ async def _warm_up(source: ModelSource, instances: Sequence[Instance], stats: St
         await asyncio.gather(*runs, return_exceptions=True)
 
 
-async def _warm_up_one(instance: Instance, batches: Sequence[tuple[CheckedRequest, int]], stats: StatsRecorder) -> None:
+async def _warm_up_one(
+    instance: Instance, batches: Sequence[tuple[Sequence[CheckedRequest], int]], stats: StatsRecorder
+) -> None:
     loop = asyncio.get_running_loop()
-    for request, count in batches:
+    for members, count in batches:
         for _ in range(count):
             ended: asyncio.Future[Executed] = loop.create_future()
 
             def done(executed: Executed, ended: "asyncio.Future[Executed]" = ended) -> None:
                 loop.call_soon_threadsafe(_set_result, ended, executed)
 
-            instance.submit([request], done)
+            instance.submit(members, done)
             executed = await ended
-            [outcome] = executed.outcomes
-            if isinstance(outcome, InferenceError):
-                raise ModelLoadError(f"failed to run warmup sample: {outcome.message}")
-            stats.executed(rows=request.rows, compute=executed.compute)
-            stats.answered(rows=request.rows, queue_us=0, compute=executed.compute, at_ms=time.time_ns() // 1_000_000)
+            for outcome in executed.outcomes:
+                if isinstance(outcome, InferenceError):
+                    raise ModelLoadError(f"failed to run warmup sample: {outcome.message}")
+            stats.executed(rows=sum(member.rows for member in members), compute=executed.compute)
+            at_ms = time.time_ns() // 1_000_000
+            for member in members:
+                stats.answered(rows=member.rows, queue_us=0, compute=executed.compute, at_ms=at_ms)
 
 
 def _set_result(ended: "asyncio.Future[Executed]", executed: Executed) -> None:
@@ -284,11 +294,11 @@ def _set_result(ended: "asyncio.Future[Executed]", executed: Executed) -> None:
         ended.set_result(executed)
 
 
-async def _stop(instances: Sequence[Instance]) -> None:
+async def _stop(instances: Sequence[Instance], *, timeout_s: float) -> None:
     ends = [asyncio.wrap_future(instance.stop()) for instance in instances]
     if not ends:
         return
-    _, stuck = await asyncio.wait(ends, timeout=_UNLOAD_TIMEOUT_S)
+    _, stuck = await asyncio.wait(ends, timeout=timeout_s)
     if stuck:
         _log.error("instances did not unload", extra={"count": len(stuck)})
 

@@ -5,7 +5,7 @@ import dataclasses
 import gc
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from local_runtime.errors import (
     InferenceError,
@@ -120,6 +120,19 @@ class ModelTable:
         """Whether anything is known of the model."""
         return model in self._models
 
+    def __iter__(self) -> Iterator[str]:
+        """The names of all that is known, whatever its state."""
+        return iter(tuple(self._models))
+
+    def forget_fault(self, model: str) -> None:
+        """What lay in the repository and could not be served is gone: what is served is what lies there."""
+        self._models[model].statuses.pop("", None)
+
+    def forget(self, model: str) -> None:
+        """Nothing of the model is served, and nothing of it is in the repository."""
+        if not self._models[model].statuses.keys() - {""}:
+            del self._models[model]
+
     def sources(self) -> Mapping[str, ModelSource]:
         """What the served (or parked) models were made from, by name."""
         return {name: model.source for name, model in self._models.items() if model.source is not None}
@@ -179,10 +192,11 @@ class ModelTable:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        left: list[ServedModel] = []
         for model in self._models.values():
-            left = [*model.versions.values(), *model.parked.values()]
+            left += [*model.versions.values(), *model.parked.values()]
             model.versions, model.parked = {}, {}
-            await asyncio.gather(*(served.unload() for served in left))
+        await asyncio.gather(*(served.unload() for served in left))
 
     async def _retired(self, model: KnownModel, served: ServedModel) -> None:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from local_runtime.executors.shim.errors import TritonModelException
 from local_runtime.messages import Array
 from local_runtime.repository.model_config import NUMPY_TYPES
+from local_runtime.scheduling.byte_strings import from_serialized
 
 # TRITONSERVER_DataType (core tritonserver.h) counts from 1 in the order of NUMPY_TYPES but for the last two.
 _NUMBERED = (*(name for name in NUMPY_TYPES if name not in {"BF16", "BYTES"}), "BYTES", "BF16")
@@ -87,6 +88,23 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._array.__dlpack_device__() if self._array.dtype.kind in "biuf" else (1, 0)
+
+
+def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
+    """The elements in C order as Triton sends them: of each the length (4 bytes, little-endian) and its bytes.
+
+    Elements that are not bytes are written as their text in UTF-8. As in Triton None, if the array is neither of
+    objects nor of bytes.
+    """
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    items = (item if isinstance(item, bytes) else str(item).encode() for item in input_tensor.reshape(-1).tolist())
+    return b"".join(len(item).to_bytes(4, "little") + item for item in items)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """The elements (bytes) of a serialized tensor, in one dimension; ValueError if the last of them is not whole."""
+    return from_serialized(bytes(encoded_tensor))
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:

@@ -93,7 +93,7 @@ def test_exported_program_with_a_free_first_dimension_batches(repository, save_e
     config = source.config
     assert (source.file("1").name, config.backend, config.max_batch_size) == ("model.pt2", Backend.PYTORCH, 4)
     assert config.dynamic_batching == DynamicBatching()
-    assert tensors(config.inputs) == [("INPUT__0", "FP32", (3,), None)]
+    assert tensors(config.inputs) == [("input", "FP32", (3,), None)]
     assert tensors(config.outputs) == [("OUTPUT__0", "FP32", (2,), None)]
 
 
@@ -101,7 +101,7 @@ def test_exported_program_with_fixed_shapes_does_not_batch(repository, save_expo
     save_export(free=False)
     config = read_model(repository, "m").config
     assert (config.max_batch_size, config.dynamic_batching) == (0, None)
-    assert tensors(config.inputs) == [("INPUT__0", "FP32", (4, 3), None)]
+    assert tensors(config.inputs) == [("input", "FP32", (4, 3), None)]
 
 
 def test_batching_that_the_file_cannot_do_is_refused(repository, version, save_export):

@@ -52,7 +52,11 @@ def test_steps_in_any_order_and_free_dimensions():
         (ens(LAST), model("m"), "nothing makes tensor 'tmp'"),
         (ens(FIRST, FIRST, LAST), model("m"), "tensor 'tmp' is made more than once"),
         (ens(step("m", {"X": "A"}, {"Z": "C"})), model("m"), "which 'm' does not have"),
-        (ens(step("m", {"Q": "A"}, {"Y": "C"})), model("m"), "must name exactly its inputs"),
+        (
+            ens(step("m", {"Q": "A"}, {"Y": "C"})),
+            model("m"),
+            "must name exactly its inputs ['X'] (optional ones may be left out): 'X' is missing, 'Q' is none of them",
+        ),
         (ens(FIRST, LAST), model("m", datatype="TYPE_INT32"), "tensor 'A' is FP32, but 'X' is INT32"),
         (ens(FIRST, LAST), model("m", dims="3"), "has dims [-1, 2], but 'X' has [-1, 3]"),
         (ens(FIRST, LAST), model("m", max_batch=4), "only allows maximum batch size to be 4"),

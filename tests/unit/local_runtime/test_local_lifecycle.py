@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import threading
 
@@ -67,7 +68,7 @@ async def test_broken_models_do_not_stop_the_others(repository, write_python, wr
         assert (await runtime.infer(request)).outputs["Y"][0, 0] == 2
     assert refused.value.message == "Request for unknown model: 'raises' has no available versions"
     assert [name for name, status in index.items() if status.state is ModelState.READY] == ["good"]
-    assert index["raises"].reason == "RuntimeError: no weights"
+    assert index["raises"].reason == f"RuntimeError: no weights\n\nAt:\n  {repository}/raises/1/model.py(1): <module>"
     assert index["empty"].reason == "model.py of model 'empty' has no class TritonPythonModel"
     assert index["odd"].reason.startswith("failed to read text proto from odd/config.pbtxt")
     assert index["ens"].reason == "ensemble 'ens' depends on 'gone' which has no loaded version"
@@ -110,6 +111,8 @@ async def test_ensembles_that_contain_each_other(repository, write_config):
 async def test_one_failing_instance_fails_the_model(repository, write_python):
     code = """
     class TritonPythonModel:
+        execute = list
+
         def initialize(self, args):
             if args["model_instance_name"] == "m_0_1":
                 raise OSError("no room")
@@ -117,7 +120,7 @@ async def test_one_failing_instance_fails_the_model(repository, write_python):
     folder = write_python("m", code)
     text = (folder / "config.pbtxt").read_text()
     (folder / "config.pbtxt").write_text(text.replace("count: 1", "count: 2"))
-    assert await reasons(repository) == {"m": "OSError: no room"}
+    assert await reasons(repository) == {"m": f"OSError: no room\n\nAt:\n  {folder}/1/model.py(7): initialize"}
 
 
 TORCH = """
@@ -311,7 +314,10 @@ async def test_a_broken_change_leaves_the_old_model_serving(repository, write_py
         if what == "version":
             (repository / "m" / "3").mkdir()
             (repository / "m" / "3" / "model.py").write_text("raise RuntimeError('torn')")
-            text = "load failed for model 'm': version 3 is at UNAVAILABLE state: Internal: RuntimeError: torn;"
+            text = (
+                "load failed for model 'm': version 3 is at UNAVAILABLE state: Internal: RuntimeError: torn\n\nAt:\n"
+                f"  {repository}/m/3/model.py(1): <module>;"
+            )
             code = ErrorCode.INVALID_ARG
         else:
             (repository / "m" / "config.pbtxt").write_text("what is this")
@@ -487,7 +493,15 @@ async def test_loads_and_unloads_at_the_same_time_leave_one_of_their_outcomes(re
 
 
 async def test_warm_up_runs_before_the_model_is_ready_and_counts(repository, write_python):
-    folder = write_python("m")
+    code = (
+        times(1)
+        + """
+    def initialize(self, args):
+        import threading
+        threading.test_calls = self.calls = []
+"""
+    ).replace("def execute(self, requests):", "def execute(self, requests):\n        self.calls.append(len(requests))")
+    folder = write_python("m", code)
     warmup = """
     model_warmup [ { name: "w" batch_size: 4 count: 2
       inputs { key: "X" value: { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } } ]
@@ -496,7 +510,11 @@ async def test_warm_up_runs_before_the_model_is_ready_and_counts(repository, wri
     async with opened(repository) as runtime:
         [statistics] = runtime.statistics("m")
     assert (statistics.execution_count, statistics.inference_count) == (2, 8)
-    assert statistics.batch_sizes == {4: 2}
+    assert (statistics.success.count, statistics.batch_sizes) == (8, {4: 2})
+    try:
+        assert threading.test_calls == [4, 4]
+    finally:
+        del threading.test_calls
 
 
 async def test_a_python_model_may_complete_its_own_config(repository, write_python):
@@ -528,8 +546,9 @@ async def test_a_config_that_a_model_fails_to_complete_is_the_models_fault(repos
         raise ValueError("which inputs?")
 """
     )
-    write_python("m", code)
-    assert await reasons(repository) == {"m": "failed to auto-complete config of model 'm': ValueError: which inputs?"}
+    folder = write_python("m", code)
+    text = f"ValueError: which inputs?\n\nAt:\n  {folder}/1/model.py(10): auto_complete_config"
+    assert await reasons(repository) == {"m": f"failed to auto-complete config of model 'm': {text}"}
 
 
 async def test_ensembles_of_ensembles_are_loaded_from_the_inside(repository, write_python, write_config):
@@ -557,8 +576,7 @@ async def test_unloading_an_ensemble_with_its_models_lets_its_requests_end(
         asked = asyncio.create_task(runtime.infer(InferRequest(model="ens", inputs={"A": ONES})))
         assert await asyncio.to_thread(threading.test_entered.wait, 30)
         unloading = asyncio.create_task(runtime.unload("ens", unload_dependents=True))
-        await asyncio.sleep(0)
-        assert not runtime.is_ready("ens")
+        await until(lambda: not runtime.is_ready("ens"))
         gate.set()
         assert (await asked).outputs["B"].tolist() == [[2, 2]]
         await unloading
@@ -659,3 +677,53 @@ async def test_a_load_request_with_a_config_of_its_own_is_told_what_is_wrong_wit
             await runtime.load("m", config='{"max_batch_sizes": 1}')
         assert refused.value.code is ErrorCode.INVALID_ARG
         assert await value(runtime) == ("1", 2.0)
+
+
+async def test_polling_forgets_a_broken_model_that_has_left_or_was_put_right(repository, write_python):
+    folder = write_python("m", times(2))
+    config = folder / "config.pbtxt"
+    right, before = config.read_text(), config.stat()
+    options = RuntimeOptions(control_mode=ModelControl.POLL, poll_interval_us=20_000)
+    async with opened(repository, options=options) as runtime:
+        write_python("broken", config="nonsense")
+        await until(lambda: not runtime.is_server_ready())
+        shutil.rmtree(repository / "broken")
+        await until(runtime.is_server_ready)
+        assert {status.name for status in runtime.index()} == {"m"}
+        config.write_text(right + "nonsense")
+        await until(lambda: any(status.reason for status in runtime.index()))
+        config.write_text(right)
+        os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
+        await until(lambda: states(runtime) == [("m", "1", "READY", "")])
+
+
+async def test_unloading_goes_on_when_its_caller_has_left(repository, write_python, write_config, gate):
+    write_python("gated", GATED)
+    write_config("ens", ensemble("gated", "X", "Y"))
+    async with opened(repository, models=["*"], options=EXPLICIT) as runtime:
+        asked = asyncio.create_task(runtime.infer(InferRequest(model="ens", inputs={"A": ONES})))
+        assert await asyncio.to_thread(threading.test_entered.wait, 30)
+        unloading = asyncio.create_task(runtime.unload("ens", unload_dependents=True))
+        await until(lambda: not runtime.is_ready("ens"))
+        unloading.cancel()
+        gate.set()
+        await asked
+        await until(lambda: not runtime.is_ready("gated"))
+
+
+async def test_instances_that_started_are_stopped_when_another_cannot(repository, write_python, monkeypatch):
+    folder = write_python("m", times(2))
+    text = (folder / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(text.replace("count: 1", "count: 3"))
+    start, started = threading.Thread.start, []
+
+    def scarce(thread):
+        if thread.name.startswith("m_"):
+            if len(started) == 2:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    assert await reasons(repository) == {"m": "RuntimeError: can't start new thread"}
+    await until(lambda: not any(thread.is_alive() for thread in started))

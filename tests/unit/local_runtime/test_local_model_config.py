@@ -288,7 +288,10 @@ def test_parsing_leaves_the_message_alone():
             f'backend: "python" platform: "pytorch_libtorch" {TENSORS}',
             "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, python",
         ),
-        (f'backend: "tensorrt" {TENSORS}', "'tensorrt' is not supported"),
+        (
+            f'backend: "tensorrt" {TENSORS}',
+            "'tensorrt' is not supported by the local runtime, supported are: onnxruntime, python, pytorch",
+        ),
         ('backend: "python"', "model must specify at least one input for m"),
         (PLAIN + 'input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]', "names must be unique"),
         (PLAIN + "input [ { data_type: TYPE_FP32 dims: [ 1 ] } ]", "must specify 'name'"),

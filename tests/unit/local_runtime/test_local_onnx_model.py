@@ -235,3 +235,16 @@ def test_a_gpu_that_onnxruntime_cannot_use_is_never_replaced_by_the_cpu(tmp_path
             ModelLoadError, match="model 'add' is to run on a GPU, but onnxruntime cannot use CUDA here"
         ):
             OnnxModel(config=config(), file=tmp_path / "model.onnx", placement=placement, threads=1)
+
+
+def test_warnings_of_onnxruntime_are_not_printed(load, tmp_path, capfd):
+    # An initializer that no node uses: onnxruntime warns that it removes it.
+    unused = field(1, 2) + field(2, 1) + field(8, "unused") + field(9, np.zeros(2, np.float32).tobytes())
+    graph = field(1, node("Identity", ["X"], "Y")) + field(2, "graph") + field(5, unused)
+    graph += field(11, tensor("X", "FP32")) + field(12, tensor("Y", "FP32"))
+    content = field(1, 8) + field(8, field(2, 17)) + field(7, graph)
+    (tmp_path / "model.onnx").write_bytes(content)
+    onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert "unused" in capfd.readouterr().err
+    load(config("X", "Y"), content)
+    assert capfd.readouterr().err == ""

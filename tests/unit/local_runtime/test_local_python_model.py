@@ -42,6 +42,8 @@ class TritonPythonModel:
             for r in requests
         ]
 """
+# As little as can be loaded.
+EMPTY = "class TritonPythonModel:\n    execute = list\n"
 IMPORT = "import triton_python_backend_utils as pb_utils\n"
 
 
@@ -91,6 +93,8 @@ def test_initialize_gets_tritons_arguments(load, tmp_path):
     model = load(
         """
         class TritonPythonModel:
+            execute = list
+
             def initialize(self, args):
                 self.args = args
                 self.folder = pb_utils.get_model_dir()
@@ -372,6 +376,7 @@ def test_a_reload_takes_the_modules_as_they_are_now(load, tmp_path):
     import parts.one
 
     class TritonPythonModel:
+        execute = list
         value = parts.one.value
     """
     values = []
@@ -388,15 +393,17 @@ def test_a_model_never_gets_anothers_modules(load, tmp_path):
     import importlib
 
     class TritonPythonModel:
+        execute = list
+
         def initialize(self, args):
             self.value = importlib.import_module("parts.one").value
     """
     assert load(code)._model.value == 1
     (tmp_path / "m" / "1" / "parts" / "one.py").unlink()
     (tmp_path / "m" / "1" / "parts").rmdir()
-    with pytest.raises((ImportError, AttributeError)):
+    with pytest.raises(ModelLoadError, match=r"ImportError|ModuleNotFoundError|AttributeError"):
         load(code)
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(ModelLoadError, match="ModuleNotFoundError"):
         load("import parts.one")
 
 
@@ -408,6 +415,7 @@ def test_folders_of_data_and_copies_of_tritons_module_hide_nothing(load, tmp_pat
         import numpy
 
         class TritonPythonModel:
+            execute = list
             has_all = (numpy.zeros, pb_utils.Tensor, json.loads)
         """
     )
@@ -458,34 +466,48 @@ def test_an_answer_stays_as_it_was_given(load):
 
 
 def test_finalize_is_called_if_there_is_one(load):
-    model = load("class TritonPythonModel:\n    def finalize(self):\n        self.is_final = True\n")
+    model = load(EMPTY + "    def finalize(self):\n        self.is_final = True\n")
     model.close()
     assert model._model.is_final
-    load("class TritonPythonModel: pass").close()
+    load(EMPTY).close()
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "text"),
+    ("code", "text"),
     [
-        ("x = 1", ModelLoadError, "has no class TritonPythonModel"),
-        ("raise KeyError('x')", KeyError, "x"),
+        ("x = 1", "model.py of model 'm' has no class TritonPythonModel"),
+        ("class TritonPythonModel: pass", "TritonPythonModel in model.py of model 'm' has no method execute"),
+        (
+            "class TritonPythonModel:\n    execute = 3",
+            "TritonPythonModel in model.py of model 'm' has no method execute",
+        ),
+        ("\nraise KeyError('x')", "KeyError: 'x'\n\nAt:\n  FOLDER/1/model.py(3): <module>"),
         (
             "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights')",
-            ValueError,
-            "no",
+            "ValueError: no weights\n\nAt:\n  FOLDER/1/model.py(4): initialize",
         ),
+        (
+            "import json\njson.loads('x')",
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0)\n\nAt:\n  FOLDER/1/model.py(3): <module>",
+        ),
+        ("import absent_x", "ModuleNotFoundError: No module named 'absent_x'\n\nAt:\n  FOLDER/1/model.py(2): <module>"),
+        ("import helps", "ModuleNotFoundError: No module named 'absent_x'\n\nAt:\n  FOLDER/helps.py(1): <module>"),
+        ("def f(:", "SyntaxError: invalid syntax (model.py, line 2)"),
     ],
 )
-def test_a_model_that_cannot_be_made_leaves_no_module_behind(load, code, error, text):
+def test_a_model_that_cannot_be_made_says_where_and_leaves_no_module_behind(load, tmp_path, code, text):
     before = own_names()
-    with pytest.raises(error, match=text):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "helps.py").write_text("import absent_x")
+    with pytest.raises(ModelLoadError) as refused:
         load(code)
+    assert str(refused.value) == text.replace("FOLDER", str(tmp_path / "m"))
     assert own_names() == before
 
 
 def test_a_closed_model_leaves_no_module_behind(load):
     before = own_names()
-    model = load("class TritonPythonModel: pass")
+    model = load(EMPTY)
     assert own_names() > before
     model.close()
     assert own_names() == before

@@ -55,7 +55,7 @@ def test_answers_come_back_and_cannot_be_changed_by_either_side():
 
 
 def test_the_longest_unused_goes_first_and_the_room_is_never_exceeded():
-    cache = ResponseCache(30)
+    cache = ResponseCache(2000)
     for name in (b"a", b"b"):
         cache.put(name, {"Y": np.zeros(3, np.float32)})
     assert cache.get(b"a") is not None
@@ -64,20 +64,20 @@ def test_the_longest_unused_goes_first_and_the_room_is_never_exceeded():
 
 
 def test_what_is_larger_than_the_room_is_not_kept_and_pushes_nothing_out():
-    cache = ResponseCache(30)
+    cache = ResponseCache(2000)
     cache.put(b"a", {"Y": np.zeros(3, np.float32)})
-    cache.put(b"big", {"Y": np.zeros(100, np.float32)})
+    cache.put(b"big", {"Y": np.zeros(1000, np.float32)})
     assert (len(cache), cache.get(b"big")) == (1, None)
 
 
 def test_strings_count_with_their_length():
-    cache = ResponseCache(100)
-    cache.put(b"a", {"Y": np.array([b"x" * 200], dtype=object)})
+    cache = ResponseCache(1000)
+    cache.put(b"a", {"Y": np.array([b"x" * 2000], dtype=object)})
     assert len(cache) == 0
 
 
 def test_putting_a_key_again_replaces_it():
-    cache = ResponseCache(30)
+    cache = ResponseCache(2000)
     cache.put(b"a", {"Y": np.zeros(3, np.float32)})
     cache.put(b"a", {"Y": np.ones(5, np.float32)})
     assert len(cache) == 1
@@ -91,8 +91,15 @@ def test_sources_differ_only_in_what_does_not_matter():
 
 
 def test_a_hit_is_the_askers_own_and_has_the_parameters():
-    cache = ResponseCache(100)
+    cache = ResponseCache(1000)
     cache.put(b"a", {"Y": np.zeros(3, np.float32)}, {"from": "model"})
     cache.get(b"a").outputs.clear()
     assert set(cache.get(b"a").outputs) == {"Y"}
     assert cache.get(b"a").parameters == {"from": "model"}
+
+
+def test_empty_answers_take_room_too():
+    cache = ResponseCache(10_000)
+    for number in range(1000):
+        cache.put(str(number).encode(), {"Y": np.zeros(0, np.float32)})
+    assert len(cache) < 20

@@ -15,6 +15,7 @@ from local_runtime.runtime import (
     LocalRuntime,
     RuntimeOptions,
 )
+from tests.kit.wait import until
 
 PYTHON_CONFIG = """
 backend: "python"
@@ -617,7 +618,7 @@ async def test_a_decoupled_request_counts_when_it_has_ended_and_as_what_it_was(r
             await anext(answers)
             assert runtime.statistics("counts")[0].success.count == 0
             assert len([answer async for answer in answers]) == 2
-        assert runtime.statistics("counts")[0].success.count == 1
+        await until(lambda: runtime.statistics("counts")[0].success.count == 1)
         request = InferRequest(model="late", inputs={"N": np.array([1], np.int32)})
         last = [answer async for answer in runtime.stream(request)][-1]
         late = runtime.statistics("late")[0]
@@ -763,3 +764,64 @@ async def test_an_optional_input_of_an_ensemble_may_be_left_out(repository, writ
         without = await runtime.infer(InferRequest(model="ens", inputs={"A": a}))
         given = await runtime.infer(InferRequest(model="ens", inputs={"A": a, "B": b}))
     assert (without.outputs["C"][0, 0], given.outputs["C"][0, 0]) == (1, -1)
+
+
+SLEEPS_AFTER_FINAL = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        assert threading.test_gate.wait(30)
+"""
+
+
+async def test_a_decoupled_request_ends_with_its_final_answer_not_with_execute(repository, write_python, gate):
+    write_python("counts", SLEEPS_AFTER_FINAL, DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        assert [answer.is_final async for answer in runtime.stream(count_to(1))] == [True]
+        gate.set()
+        await until(lambda: runtime.statistics("counts")[0].success.count == 1)
+
+
+async def test_every_decoupled_request_is_counted_once(repository, write_python, gate):
+    write_python("counts", ENDLESS, DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        running = runtime.stream(count_to(1))
+        await anext(running)
+        queued = asyncio.create_task(anext(runtime.stream(count_to(1))))
+        await settle()
+        queued.cancel()
+        await settle()
+        await running.aclose()
+        await entered()
+        await until(lambda: runtime.statistics("counts")[0].fail.count == 2)
+        counts = runtime.statistics("counts")[0]
+    assert (counts.success.count, counts.fail.count) == (0, 2)
+
+
+async def test_an_ensemble_hands_on_an_input_as_a_copy_and_leaves_out_what_was_not_given(
+    repository, write_python, write_config
+):
+    write_python("double")
+    write_config(
+        "ens",
+        """
+        platform: "ensemble"
+        max_batch_size: 8
+        input [ { name: "A" data_type: TYPE_FP32 dims: [ 2 ] },
+                { name: "B" data_type: TYPE_FP32 dims: [ 2 ] optional: true } ]
+        output [ { name: "C" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "A" data_type: TYPE_FP32 dims: [ 2 ] },
+                 { name: "B" data_type: TYPE_FP32 dims: [ 2 ] } ]
+        ensemble_scheduling { step [ { model_name: "double" model_version: -1
+          input_map { key: "X" value: "A" } output_map { key: "Y" value: "C" } } ] }
+        """,
+    )
+    a = rows(1)["X"]
+    async with opened(repository) as runtime:
+        answer = await runtime.infer(InferRequest(model="ens", inputs={"A": a}))
+    assert set(answer.outputs) == {"A", "C"}
+    assert not np.shares_memory(answer.outputs["A"], a)

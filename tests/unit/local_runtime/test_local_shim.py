@@ -396,3 +396,23 @@ class TestCompletedConfigs:
         config.set_model_transaction_policy({"decoupled": True})
         with pytest.raises(ValueError, match="already set to 'True'"):
             config.set_model_transaction_policy({"decoupled": False})
+
+
+class TestSerializedBytes:
+    def test_there_and_back(self):
+        array = np.array([[b"ab", "h\u00e9"], [b"", 7]], dtype=object)
+        raw = pb_utils.serialize_byte_tensor(array)
+        assert raw == b"\x02\0\0\0ab\x03\0\0\0h\xc3\xa9\0\0\0\0\x01\0\0\0007"
+        for given in (raw, memoryview(raw), np.frombuffer(raw, np.uint8)):
+            back = pb_utils.deserialize_bytes_tensor(given)
+            assert (back.dtype, back.tolist()) == (object, [b"ab", b"h\xc3\xa9", b"", b"7"])
+
+    def test_fixed_width_empty_and_other_arrays(self):
+        assert pb_utils.serialize_byte_tensor(np.array([b"a", b"bc"])) == b"\x01\0\0\0a\x02\0\0\0bc"
+        assert pb_utils.serialize_byte_tensor(np.array([], dtype=object)) == b""
+        assert pb_utils.serialize_byte_tensor(np.zeros(2)) is None
+        assert pb_utils.deserialize_bytes_tensor(b"").tolist() == []
+
+    def test_bytes_that_are_cut_off(self):
+        with pytest.raises(ValueError, match="unexpected end"):
+            pb_utils.deserialize_bytes_tensor(b"\x05\0\0\0ab")

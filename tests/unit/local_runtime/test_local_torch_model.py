@@ -379,9 +379,16 @@ def test_mixed_up_rows_are_nobodys_answer(load):
 @pytest.mark.parametrize(
     ("model_config", "reason"),
     [
-        (config(inputs="A"), r"inputs \['A'\] are neither the arguments of forward \['a', 'b'\], nor do they follow"),
-        (config(inputs="INPUT__0 INPUT__2"), r"input positions must be 0, 1, \.\.\."),
-        (config(inputs="b"), r"input positions must be 0, 1, \.\.\."),
+        (
+            config(inputs="A"),
+            r"the inputs of the config \['A'\] do not fit the arguments of forward \['a', 'b'\]: nothing .* for 'b'",
+        ),
+        (config(inputs="INPUT__0 INPUT__2"), "nothing is given for 'b', there is no argument 2, counted from 0"),
+        (config(inputs="b"), "nothing is given for 'a'"),
+        (config(inputs="INPUT__0"), "nothing is given for 'b'"),
+        (config(inputs="C B A"), "there is no argument 2, counted from 0"),
+        (config(inputs="INPUT__0 INPUT__1 INPUT__2"), "there is no argument 2, counted from 0"),
+        (config(inputs="A__0 B__0 C__1"), r"input positions must be 0, 1, \.\.\."),
         (config(outputs="A__0 B__0"), r"output positions must be without repetition, got \[0, 0\]"),
         (config(datatype="TYPE_STRING"), "TYPE_STRING of 'INPUT__1' is not supported for PyTorch models"),
     ],
@@ -389,6 +396,14 @@ def test_mixed_up_rows_are_nobodys_answer(load):
 def test_refused_at_load(load, model_config, reason):
     with pytest.raises(ModelLoadError, match=reason):
         load(model_config)
+
+
+@pytest.mark.parametrize("inputs", ["a", "INPUT__0", "X"])
+def test_arguments_with_a_default_need_no_input(load, inputs):
+    model_config = config(inputs, "OUTPUT__0")
+    model = load(model_config, "def forward(self, a, b: Optional[Tensor] = None, n: int = 3):\n    return a * n")
+    (outcome,) = outcomes_of(model, [request_of(model_config, {inputs: np.ones((1, 2), np.float32)})])
+    assert outcome["OUTPUT__0"].tolist() == [[3, 3]]
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pt2"])
@@ -470,3 +485,34 @@ class TestExported:
         model = load_exported(model_config, Same(), (torch.ones(2, 3),))
         (outcome,) = outcomes_of(model, [request_of(model_config, {"INPUT__0": np.ones((1, 2), np.float32)})])
         assert outcome.message.startswith("PyTorch execute failure: ")
+
+    def test_names_of_arguments_may_have_capitals(self, load_exported):
+        import torch  # noqa: PLC0415 - only the tests that need it pay for it
+
+        class Capitals(torch.nn.Module):
+            def forward(self, x0, A, B):  # noqa: N803 - the names are what is tested
+                return x0 + A - B
+
+        model_config = config("B A x0", "OUTPUT__0")
+        keywords = {"A": torch.ones(2, 2), "B": torch.ones(2, 2)}
+        model = load_exported(model_config, Capitals(), (torch.ones(2, 2),), keywords)
+        arrays = {name: np.full((1, 2), value, np.float32) for name, value in (("x0", 5), ("A", 3), ("B", 1))}
+        (outcome,) = outcomes_of(model, [request_of(model_config, arrays)])
+        assert outcome["OUTPUT__0"].tolist() == [[7, 7]]
+
+    @pytest.mark.parametrize(
+        ("model_config", "reason"),
+        [
+            (config("x0", "s"), r"\['x0'\] do not fit the arguments of forward \['x0', 'x1'\]: .* for 'x1'"),
+            (config("x0 x1", "s t"), r"forward returns a dict with the keys \['d', 's'\], without \['t'\]"),
+        ],
+    )
+    def test_a_config_that_does_not_fit_is_refused(self, load_exported, model_config, reason):
+        import torch  # noqa: PLC0415 - only the tests that need it pay for it
+
+        class Both(torch.nn.Module):
+            def forward(self, x0, x1):
+                return {"s": x0 + x1, "d": x0 - x1}
+
+        with pytest.raises(ModelLoadError, match=reason):
+            load_exported(model_config, Both(), (torch.ones(2, 2), torch.ones(2, 2)))

@@ -33,15 +33,16 @@ def batches(tmp_path, *inputs, text=CONFIG, batch_size=2, count=1):
 
 
 def values(tmp_path, one, text=CONFIG):
-    ((request, _),) = batches(tmp_path, one, text=text)
-    return request.inputs["X"]
+    ((members, _),) = batches(tmp_path, one, text=text)
+    return members[0].inputs["X"]
 
 
-def test_a_request_of_equal_rows_to_be_run_so_often(tmp_path):
-    ((request, count),) = batches(tmp_path, entry(), batch_size=4, count=3)
-    assert (count, request.rows, request.outputs, request.respond) == (3, 4, ("Y",), None)
-    assert request.inputs["X"].tolist() == [[0, 0]] * 4
-    assert request.source.model == "m"
+def test_a_batch_of_equal_requests_of_one_row_to_be_run_so_often(tmp_path):
+    ((members, count),) = batches(tmp_path, entry(), batch_size=4, count=3)
+    assert (count, len(members)) == (3, 4)
+    for request in members:
+        assert (request.rows, request.outputs, request.respond, request.source.model) == (1, ("Y",), None, "m")
+        assert request.inputs["X"].tolist() == [[0, 0]]
 
 
 def test_no_warmup_no_batches(tmp_path):
@@ -62,14 +63,14 @@ def test_random_values_are_the_same_every_time(tmp_path, datatype):
 def test_strings(tmp_path, data):
     text = CONFIG.replace("TYPE_INT32", "TYPE_STRING")
     array = values(tmp_path, entry(data, datatype="BYTES"), text=text)
-    assert array.shape == (2, 2)
+    assert array.shape == (1, 2)
     assert {type(item) for item in array.reshape(-1)} == {bytes}
 
 
 def test_values_of_a_file(tmp_path):
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "raw").write_bytes(np.array([7, 8], "<i4").tobytes())
-    assert values(tmp_path, entry(WarmupData.FILE, file="raw")).tolist() == [[7, 8]] * 2
+    assert values(tmp_path, entry(WarmupData.FILE, file="raw")).tolist() == [[7, 8]]
 
 
 def test_strings_of_a_file_are_serialized(tmp_path):
@@ -77,7 +78,7 @@ def test_strings_of_a_file_are_serialized(tmp_path):
     (tmp_path / "warmup" / "raw").write_bytes(b"\x02\0\0\0ab\0\0\0\0")
     text = CONFIG.replace("TYPE_INT32", "TYPE_STRING")
     array = values(tmp_path, entry(WarmupData.FILE, datatype="BYTES", file="raw"), text=text)
-    assert array.tolist() == [[b"ab", b""]] * 2
+    assert array.tolist() == [[b"ab", b""]]
 
 
 @pytest.mark.parametrize(
@@ -115,29 +116,29 @@ def test_the_model_sees_its_own_shape(tmp_path):
     text = CONFIG.replace(
         '"X" data_type: TYPE_INT32 dims: [ -1 ]', '"X" data_type: TYPE_INT32 dims: [ 4 ] reshape { shape: [ 2, 2 ] }'
     )
-    assert values(tmp_path, entry(dims=(4,)), text=text).shape == (2, 2, 2)
+    assert values(tmp_path, entry(dims=(4,)), text=text).shape == (1, 2, 2)
 
 
 def test_a_sequence_model_gets_the_controls_of_a_whole_sequence_unless_they_are_given(tmp_path):
     given = entry(WarmupData.ZERO, name="READY", dims=(1,))
-    ((request, _),) = batches(tmp_path, entry(), given, text=CONFIG + SEQUENCE, batch_size=3)
+    (((request, *others), _),) = batches(tmp_path, entry(), given, text=CONFIG + SEQUENCE, batch_size=3)
     assert {name: array.tolist() for name, array in request.inputs.items()} == {
-        "X": [[0, 0]] * 3,
-        "START": [[1]] * 3,
-        "READY": [[0]] * 3,
-        "S": [[0, 0]] * 3,
+        "X": [[0, 0]],
+        "START": [[1]],
+        "READY": [[0]],
+        "S": [[0, 0]],
     }
-    assert (request.rows, request.outputs) == (3, ("Y", "T"))
+    assert (len(others), request.rows, request.outputs) == (2, 1, ("Y", "T"))
 
 
 def test_a_decoupled_model_answers_into_nothing(tmp_path):
-    ((request, _),) = batches(tmp_path, entry(), text=CONFIG + "model_transaction_policy { decoupled: true }")
+    (((request, *_), _),) = batches(tmp_path, entry(), text=CONFIG + "model_transaction_policy { decoupled: true }")
     assert request.respond(None, True) is None
 
 
 def test_without_batch_dimension(tmp_path):
     text = CONFIG.replace("max_batch_size: 8", "max_batch_size: 0")
-    ((request, _),) = batches(tmp_path, entry(), text=text, batch_size=1)
+    (((request,), _),) = batches(tmp_path, entry(), text=text, batch_size=1)
     assert (request.rows, request.inputs["X"].tolist()) == (1, [0, 0])
 
 
