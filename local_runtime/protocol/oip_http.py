@@ -100,18 +100,21 @@ class HttpApp:
     async def _respond(self, found: Route, exchange: Exchange) -> None:
         try:
             reply = await self._reply(found, exchange)
-            if reply is None:
-                exchange.end()
-            elif exchange.is_streaming:
-                exchange.abort()  # events cannot become an error, and their end must not look like a good one
-            else:
-                exchange.reply(reply)
-        except BaseException:
+        except asyncio.CancelledError:
             exchange.abort()  # its client has left, most likely; if not, it shall not wait for ever
             raise
+        except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
+            _log.exception("a request failed in the HTTP server")
+            reply = error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_TEXT)
+        if reply is None:
+            exchange.end()
+        elif exchange.is_streaming:
+            exchange.abort()  # events of a stream cannot become an error, and its end must not look like a good one
+        else:
+            exchange.reply(reply)
 
     async def _reply(self, found: Route, exchange: Exchange) -> Reply | None:
-        """The answer in one piece; None where all of it went out as events. Whatever fails is an answer."""
+        """The answer in one piece; None where all of it went out as events."""
         try:
             if found.call == "generate_stream":
                 return await self._generate_stream(found, exchange)
@@ -120,9 +123,6 @@ class HttpApp:
             return error_reply(STATUS[error.code], error.message)
         except HttpError as error:
             return error_reply(error.status, error.text, error.headers)
-        except Exception:  # noqa: BLE001 - the boundary of a request: logged, and the client gets an answer
-            _log.exception("a request failed in the HTTP server")
-            return error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_TEXT)
 
     def _found(self, exchange: Exchange) -> Route:
         head = exchange.head

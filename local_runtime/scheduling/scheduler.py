@@ -123,6 +123,11 @@ class ModelScheduler:
         """Requests waiting now."""
         return len(self._queued)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether an instance is at work."""
+        return bool(self._running)
+
     async def infer(self, request: CheckedRequest, *, deadline_us: int | None) -> Answered:
         """Queue the request and wait for its answer.
 

@@ -119,12 +119,13 @@ class ServedModel:
         if self._in_flight:
             fields = {"model": self.config.name, "in_flight": self._in_flight}
             _log.warning("unloading with requests in flight", extra=fields)
+        is_stuck = self._in_flight > 0 or (self.scheduler is not None and self.scheduler.is_running)
         if self.scheduler is not None:
             self.scheduler.close()
         for tell in tuple(self.on_unload):
             tell()
         # An instance that is stuck in a request will not come back for this.
-        await _stop(self.instances, timeout_s=_STUCK_TIMEOUT_S if self._in_flight else _UNLOAD_TIMEOUT_S)
+        await _stop(self.instances, timeout_s=_STUCK_TIMEOUT_S if is_stuck else _UNLOAD_TIMEOUT_S)
 
 
 async def load_version(source: ModelSource, version: str, *, threads: int, options: LoadOptions) -> ServedModel:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from local_runtime.protocol.http_requests import MAX_HEAD_BYTES
+from local_runtime.protocol.http_requests import MAX_HEAD_BYTES, RequestReader
 from tests.kit.local_http import CHUNKED, GET, MAX_BODY, POST, SEEDS, Server, Transport, mutated, received
 
 
@@ -167,3 +167,31 @@ async def test_garbage_harms_nobody_else(caplog):
     assert not server.connections
     assert received(POST)[1].endswith(b"POST /echo hello")
     assert caplog.records == []
+
+
+class Copies(bytes):
+    """Received bytes that count how many of them are copied."""
+
+    copied = 0
+
+    def __getitem__(self, key):
+        part = super().__getitem__(key)
+        if isinstance(key, slice):
+            Copies.copied += len(part)
+        return part
+
+    def partition(self, separator):
+        Copies.copied += len(self)
+        return super().partition(separator)
+
+
+@pytest.mark.parametrize("text", [GET * 5000, CHUNKED + b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"], ids=["heads", "chunks"])
+def test_no_part_of_what_was_received_costs_a_copy_of_what_is_behind_it(text, monkeypatch):
+    monkeypatch.setattr(Copies, "copied", 0)
+    reader = RequestReader(max_body_bytes=MAX_BODY)
+    reader.put(Copies(text))
+    taken = 0
+    while reader.take() is not None:
+        taken += 1
+    assert taken == (5000 if text.startswith(GET) else 1)
+    assert 0 < Copies.copied <= 2 * len(text)

@@ -204,3 +204,49 @@ def test_a_second_repository_is_refused_rather_than_taken_for_the_first(capsys):
     with pytest.raises(SystemExit):
         main(["serve", "--repository", "a", "--model-repository", "b"])
     assert "--model-repository can be given once" in capsys.readouterr().err
+
+
+async def test_a_stop_waits_neither_for_a_stuck_model_nor_for_threads_it_left_behind(repository, write_python):
+    code = """
+    import threading
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            threading.Thread(target=threading.Event().wait).start()
+
+        def execute(self, requests):
+            threading.Event().wait()
+    """
+    write_python("stuck", code)
+    async with started(repository, "--grpc", "none", "--exit-timeout-s", "1") as (process, _, client):
+        asked = asyncio.create_task(client.post("/v2/models/stuck/infer", json=REQUEST))
+        await asyncio.sleep(0.1)  # on its way; whether it has arrived changes nothing
+        process.send_signal(signal.SIGTERM)
+        status, rest = await ended(process)
+        await asyncio.gather(asked, return_exceptions=True)
+    assert status == 0
+    assert rest.strip().endswith("local_runtime: stopped")
+
+
+async def test_a_signal_during_a_load_that_does_not_end_stops_the_process(repository, tmp_path, write_python):
+    begun = tmp_path / "begun"
+    write_python("slow", f"import pathlib, threading\npathlib.Path({str(begun)!r}).touch()\nthreading.Event().wait()")
+    command = ["-m", "local_runtime", "serve", "--repository", str(repository), "--http", "none"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, "--grpc", f"unix:{tmp_path}/s", stderr=asyncio.subprocess.PIPE
+    )
+    await until(begun.exists, timeout_s=60)
+    process.send_signal(signal.SIGINT)
+    status, _ = await ended(process)
+    assert status == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("stdin", ["/dev/null", "/etc/hostname"])
+async def test_watching_a_standard_input_that_never_ends_is_refused(repository, stdin):
+    command = ["-m", "local_runtime", "serve", "--repository", str(repository), "--until-stdin-closes"]
+    with open(stdin) as given:  # noqa: ASYNC230, PTH123 - opened once, for the process
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdin=given, stderr=asyncio.subprocess.PIPE
+        )
+        status, rest = await ended(process)
+    assert (status, "needs a pipe" in rest) == (78, True)

@@ -1,3 +1,5 @@
+from urllib.parse import quote
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from tritonclient.utils import deserialize_bytes_tensor
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer
+from local_runtime.protocol.error_texts import MAX_TEXT_BYTES, safe_text
 from local_runtime.protocol.oip_classes import top_classes
 from local_runtime.protocol.oip_codec import (
     decode_load,
@@ -13,6 +16,7 @@ from local_runtime.protocol.oip_codec import (
     decode_unload,
     encode_answer,
     encode_statistics,
+    encode_stream_error,
 )
 from local_runtime.protocol.oip_tensors import Malformed, to_bytes
 from local_runtime.scheduling.validation import datatype_of
@@ -127,7 +131,7 @@ def test_typed_contents_are_the_values(datatype, contents, values):
         (message("INT32", [-1]), "invalid shape for input 'X': [-1]"),
         (
             message("INT32", [2**62, 2**62], raw=[b"1234"]),
-            f"input byte size mismatch for input 'X' for model 'm'. Expected {2**126}, got 4",
+            f"invalid shape for input 'X': [{2**62}, {2**62}]",
         ),
         (message("INT32", [0, 2**62, 2**62], raw=[b""]), f"invalid shape for input 'X': [0, {2**62}, {2**62}]"),
         (
@@ -256,3 +260,40 @@ def test_classes_without_a_batch_are_at_most_all_there_are():
 def test_strings_have_no_best_class():
     with pytest.raises(Malformed, match="unsupported type"):
         top_classes("Y", np.array([b"x"], object), count=1, is_batched=False, labels=())
+
+
+@pytest.mark.parametrize("shape", [[2**63 - 1] * 100_000, [2**63 - 1] * 64, [1] * 65, [2**62]])
+@pytest.mark.parametrize("form", [{"raw": [b"12345678"]}, {"fp32_contents": [1.0]}], ids=["raw", "typed"])
+def test_shapes_that_no_array_can_have_are_refused_before_anything_is_computed(shape, form):
+    text = refusal(message("FP32", shape, **form))
+    assert text.startswith("invalid shape for input 'X'")
+    assert len(text) < 2000
+
+
+class Unprintable:
+    def __str__(self):
+        raise Unicode("no")
+
+
+class Unicode(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "text", [None, 7, Unprintable(), "half \udcff", "x" * 20_000, "日" * 20_000, "\n" * 20_000, b"\xff"]
+)
+def test_any_error_text_can_be_sent(text):
+    safe = safe_text(text)
+    assert 0 < len(safe.encode()) <= MAX_TEXT_BYTES
+    # The trailers of gRPC, whose clients take 8 KiB.
+    assert len(quote(safe)) < 8 * 1024
+    assert (
+        encode_stream_error(InferenceError(ErrorCode.INTERNAL, text), request_id="", is_final=True).error_message
+        == safe
+    )
+
+
+def test_a_long_error_text_keeps_its_start_and_its_end():
+    safe = safe_text("start" + "x" * 10_000 + "end")
+    assert (safe[:5], safe[-3:]) == ("start", "end")
+    assert safe_text("Ordnung: ä" * 100) == "Ordnung: ä" * 100

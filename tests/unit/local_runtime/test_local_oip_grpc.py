@@ -14,7 +14,8 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from local_runtime.errors import invalid
+from local_runtime.errors import ErrorCode, InferenceError, invalid
+from local_runtime.protocol import oip_stream
 from local_runtime.protocol.oip_grpc import start_server
 from local_runtime.runtime import LocalRuntime
 from tests.kit.local_fake import FakeModel, FakeRuntime, Gate, answer, countdown, failing
@@ -392,6 +393,97 @@ async def test_stopping_finishes_what_streams_have_asked_for_and_ends_them():
             await anext(answers)
         await asyncio.wait_for(stopping, 10)
         never.set()
+
+
+class Textless:
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+BAD_TEXTS = {"object": Textless(), "none": None, "surrogate": "half \udcff", "long": "日" * 20_000}
+
+
+async def badly_failing(request):
+    if request.request_id == "name":
+        yield answer(request, outputs={"half \udcff": request.inputs["X"]})
+    if request.request_id in BAD_TEXTS:
+        raise InferenceError(ErrorCode.UNAVAILABLE, BAD_TEXTS[request.request_id])
+    yield answer(request)
+
+
+async def test_an_error_of_any_text_is_answered_and_harms_no_other_of_its_stream():
+    ids = [*BAD_TEXTS, "name", "good"]
+    async with faked(bad=FakeModel(answers=badly_failing)) as (_, client):
+        for request_id in BAD_TEXTS:
+            status, text = await refused(client.infer("bad", floats(1), request_id=request_id, client_timeout=10))
+            assert status == "UNAVAILABLE"
+            assert text
+        asked = [{"model_name": "bad", "inputs": floats(1), "request_id": request_id} for request_id in ids]
+        told = await stream(client, *asked)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stream(client, asked[2], headers={"triton_grpc_error": "true"})
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert sorted(entry[0] or "" for entry in told) == [""] * 5 + ["good"]
+
+
+async def test_what_is_no_message_is_refused_without_a_traceback(caplog):
+    async with faked() as (_, client), grpc.aio.insecure_channel(client.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff")
+        good = service_pb2.ModelInferRequest(model_name="echo", id="a").SerializeToString()
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(once(b"\xff", good))
+        first, second = [service_pb2.ModelStreamInferResponse.FromString(message) async for message in call]
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert sorted((first.error_message, second.error_message)) == ["", "the request is not a message of this call"]
+    assert not caplog.records
+
+
+async def test_a_stream_takes_no_more_requests_than_it_may_leave_unanswered(monkeypatch):
+    monkeypatch.setattr(oip_stream, "MAX_UNANSWERED", 2)
+    gate = Gate()
+    requests = [{"model_name": "gated", "inputs": floats(1), "request_id": str(number)} for number in range(5)]
+    async with faked(gated=FakeModel(answers=gate.answers)) as (runtime, client):
+        taking = asyncio.create_task(stream(client, *requests))
+        await until(lambda: len(runtime.requests) == 2)
+        assert len(await stream(client, {"model_name": "echo", "inputs": floats(1)})) == 1  # time for a third to come
+        assert len(runtime.requests) == 3
+        gate.opened.set()
+        assert sorted(entry[0] for entry in await taking) == ["0", "1", "2", "3", "4"]
+
+
+async def test_a_client_that_leaves_its_stream_is_no_fault_of_the_server(caplog):
+    left = asyncio.Event()
+
+    async def endless(request):
+        yield answer(request, is_final=False)
+        await left.wait()
+        for _ in range(3):
+            yield answer(request, is_final=False)
+
+    class Context:
+        def __init__(self):
+            self.writes = 0
+
+        def invocation_metadata(self):
+            return ()
+
+        def time_remaining(self):
+            return None
+
+        async def write(self, _data):
+            self.writes += 1
+            if self.writes > 1:
+                raise grpc.aio.UsageError("RPC already finished.")
+            left.set()
+
+    context = Context()
+    runtime = FakeRuntime(models={"endless": FakeModel(answers=endless, is_decoupled=True)})
+    message = service_pb2.ModelInferRequest(model_name="endless")
+    message.inputs.add(name="X", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
+    assert await oip_stream.serve_stream(runtime, once(message), context, readers=set()) is None
+    assert context.writes == 2
+    assert len(runtime.cancelled) == 1
+    assert not caplog.records
 
 
 # --- over the real runtime ------------------------------------------------------------------------

@@ -525,3 +525,36 @@ async def test_neighbours_of_an_empty_tensor_are_answered():
             served.infer(), served.infer(inputs=[{"name": "X", "shape": [2, 0], "datatype": "FP32", "data": []}])
         )
     assert [answered.status_code for answered in told] == [200, 200]
+
+
+class Textless:
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "text", [Textless(), None, "half \udcff", "x" * 1_000_000], ids=["object", "none", "half", "long"]
+)
+async def test_an_error_of_any_text_is_answered(text):
+    async def fails(request):
+        raise InferenceError(ErrorCode.UNAVAILABLE, text)
+        yield
+
+    async with serving(bad=FakeModel(answers=fails, inputs=(("X", "FP32", (-1,)),))) as served:
+        told = [
+            await served.infer("bad"),
+            await served.plain.post("/v2/models/bad/generate", json={"X": 1}),
+            await served.plain.post("/v2/models/bad/generate_stream", json={"X": 1}),
+        ]
+    assert [answered.status_code for answered in told] == [503] * 3
+    assert all(0 < len(answered.json()["error"]) <= 4096 for answered in told)
+
+
+async def test_an_error_of_no_known_code_is_a_fault_of_the_server(caplog):
+    async def fails(request):
+        raise InferenceError("what", "text")
+        yield
+
+    async with serving(bad=FakeModel(answers=fails)) as served:
+        assert (await served.infer("bad")).status_code == 500
+    assert "a request failed in the HTTP server" in caplog.text

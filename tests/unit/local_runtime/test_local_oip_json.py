@@ -8,7 +8,7 @@ from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer, ModelMetadata, TensorMetadata
 from local_runtime.protocol.http_routes import Route, route
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
-from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer, parse
+from local_runtime.protocol.oip_json import MAX_CONTAINERS, decode_infer, decode_raw, encode_infer, parse
 
 TYPES = {
     "BOOL": [True, False],
@@ -104,7 +104,6 @@ def test_nested_and_flat_data_are_the_same(data):
         ([[1, 2, 3, 4, 5, 6]], [2, 3]),
         ([], [2, 3]),
         ([[1]], []),
-        ([1], [2**62, 2**62]),
     ],
 )
 def test_data_that_contradicts_the_shape_names_the_input(data, shape):
@@ -112,9 +111,47 @@ def test_data_that_contradicts_the_shape_names_the_input(data, shape):
     assert "Shape does not match true shape of 'data' field of input 'X'" in text
 
 
-@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [0] * 100])
+@pytest.mark.parametrize(
+    "shape",
+    [[0, 2**62, 2**62], [0] * 100, [2**62, 2**62], [2**62], [2**64 - 1], [0, 2**63], [2**63 - 1] * 100_000, [1] * 65],
+    ids=lambda shape: f"{len(shape)} x {shape[-1]}",
+)
 def test_shapes_beyond_what_can_be_addressed(shape):
-    assert "invalid shape for input 'X'" in refusal(body([], shape))
+    binary = json.loads(body(shape=shape))
+    del binary["inputs"][0]["data"]
+    binary["inputs"][0]["parameters"] = {"binary_data_size": 0}
+    head = json.dumps(binary).encode()
+    for text in (refusal(body([], shape)), refusal(head, len(head))):
+        assert "invalid shape for input 'X'" in text
+        assert len(text) < 200
+
+
+def test_a_tensor_of_64_dimensions_is_one():
+    assert tensor(body([1], [1] * 64)).shape == (1,) * 64
+
+
+@pytest.mark.parametrize("part", [b"[],", b"{},", b"[[[]]],", b'"[[",'])
+def test_more_lists_and_objects_than_can_be_read_at_once_are_refused(part):
+    text = refusal(b'{"inputs":[' + part * MAX_CONTAINERS + b"0]}")
+    assert f"more than {MAX_CONTAINERS} " in text
+
+
+def test_as_many_lists_as_are_allowed_and_any_number_of_values_are_read():
+    rows = MAX_CONTAINERS - 4  # beside the document, its inputs, the shape and the data
+    nested = b"[0]," * (rows - 1) + b"[0]"
+    content = b'{"inputs":[{"name":"X","datatype":"INT8","shape":[%d,1],"data":[%b]}]}'
+    assert tensor(content % (rows - 1, nested[4:])).shape == (rows - 1, 1)
+    flat = b"1," * 999_999 + b"1"
+    assert tensor(content.replace(b",1]", b"]") % (1_000_000, flat)).sum(dtype=np.int64) == 1_000_000
+
+
+def nested(depth):
+    return [] if depth == 0 else [nested(depth - 1)]
+
+
+def test_generate_refuses_more_dimensions_than_a_tensor_has():
+    with pytest.raises(InferenceError, match="it has 101 dimensions"):
+        decode_generate(metadata(("X", "FP32", [-1])), "", json.dumps({"X": nested(100)}).encode())
 
 
 @pytest.mark.parametrize("shape", [[0], [2, 0], [0, 3]])
