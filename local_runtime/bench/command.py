@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import collections
-import contextlib
 import json
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from rich.progress import Progress
 
 from local_runtime.bench import load, models, plot, report, variants
 from local_runtime.bench.results import Results
+from local_runtime.bench.subject import NotBenchable, Subject, read
 from local_runtime.errors import InferenceError, ModelLoadError
 from local_runtime.messages import InferRequest, ModelControl, TensorMetadata
 from local_runtime.repository.model_config import NUMPY_TYPES
@@ -25,18 +25,18 @@ from local_runtime.runtime import LocalRuntime, RuntimeOptions
 
 _WIDTH = 120
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
+# In the text of what a model says when the one that it calls is not there (`errors.unknown_model`).
+_ANOTHER_MODEL = "Request for unknown model"
 _EXAMPLES = """examples:
-  python -m local_runtime bench                                  the built-in CNN, about 6 minutes
+  python -m local_runtime bench                                  the built-in CNN, about 9 minutes
   python -m local_runtime bench --quick --builtin mlp            a first look, under a minute
   python -m local_runtime bench --repository triton_models --model text_encoder --shape INPUT__0:32 --shape INPUT__1:32
   python -m local_runtime bench --max-batch-size 8 --delay-us 0 --delay-us 2000 --concurrency 16 --output build/bench
 
 Each setting becomes a model of its own beside the others; the settings take turns, and medians are told, since
-machines are noisy. Callers run in the same process and ask again as soon as they are answered."""
-
-
-class _NotBenchable(Exception):
-    """The model cannot be measured this way; the text says why."""
+machines are noisy. Before its first round at each concurrency a setting runs uncounted (--lead-in): torch gets warm
+and adaptive batching learns. Callers run in the same process and ask again as soon as they are answered.
+Ensembles, sequence and decoupled models, and models that call others cannot be measured."""
 
 
 def add_parser(commands: Any) -> None:
@@ -81,9 +81,17 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--rounds", type=_positive, default=3, help="runs of each setting, of which the median counts (3)"
     )
+    parser.add_argument(
+        "--lead-in",
+        type=_lead_in,
+        metavar="SECONDS",
+        help="each setting at each concurrency runs uncounted for so long before its first round (1.5; quick: 0.5)",
+    )
     parser.add_argument("--threads", type=_positive, default=1, help="CPU threads of the model (1)")
     parser.add_argument(
-        "--quick", action="store_true", help="sizes 1, 8, 64; one round of 0.3 s; only 1 and 16 in flight"
+        "--quick",
+        action="store_true",
+        help="sizes 1, 8, 64; one round of 0.3 s, lead-in 0.5 s; only 1 and 16 in flight",
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write bench.png and bench.html there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -101,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
         for line in report.advice(results, message):
             console.print(line, markup=False)
         _write(results, options)
-    except (ModelLoadError, InferenceError, OSError, _NotBenchable, plot.PlotUnavailable) as error:
+    except (ModelLoadError, InferenceError, OSError, NotBenchable, plot.PlotUnavailable) as error:
         sys.stderr.write(f"local_runtime bench: {error}\n")
         return 1
     return 0
@@ -118,41 +126,74 @@ def _write(results: Results, options: argparse.Namespace) -> None:
 
 
 async def _measure(options: argparse.Namespace) -> tuple[Results, Any]:
-    """All runs; with the model's own config message."""
+    """All runs; with the model's config message as it was written."""
     sizes = options.max_batch_size or ((1, 8, 64) if options.quick else _SIZES)
     delays_us = options.delay_us or (0, 2000)
+    if options.repository is None and options.model is not None:
+        raise NotBenchable("--model names a model of a --repository, which is not given")
     with tempfile.TemporaryDirectory(prefix="local_runtime_bench_") as temporary:
-        repository, name = options.repository, options.model
+        repository = options.repository
         if repository is None:
-            repository, name = Path(temporary) / "builtin", models.NAME
+            repository = Path(temporary) / "builtin"
             models.build(options.builtin, repository, max_batch_size=max(sizes))
-        name = name or _only_model(repository)
-        message, inputs = await _look(repository, name, threads=options.threads)
-        swept = variants.sweep([size for size in sizes if size <= message.max_batch_size] or [1], delays_us)
+        # In a thread: a Python model may complete its config by its own code, which must not be interrupted.
+        subject = await asyncio.to_thread(read, repository, options.model)
+        config = subject.config
+        swept = variants.sweep([size for size in sizes if size <= config.max_batch_size] or [1], delays_us)
         copies = Path(temporary) / "variants"
-        variants.write(repository / name, message, swept, copies, threads=options.threads)
-        tensors = {spec.name: tensor(spec, dict(options.shape)) for spec in inputs}
+        variants.write(subject.folder, config.message, swept, copies, threads=options.threads)
+        if left_out := variants.left_out(config.message):
+            sys.stderr.write(f"local_runtime bench: measured without the model's {', '.join(left_out)}\n")
+        tensors = _tensors(subject, dict(options.shape))
         requests = {one: InferRequest(model=one.name, inputs=tensors) for one in swept}
-        runtime = await LocalRuntime.open(copies)
+        runtime = await LocalRuntime.open(copies, options=RuntimeOptions(control_mode=ModelControl.EXPLICIT))
         try:
-            label = f"{options.builtin} (built in)" if options.repository is None else name
-            return await _take_turns(runtime, requests, options, label=label), message
+            await _load(runtime, swept, name=config.name)
+            label = f"{options.builtin} (built in)" if options.repository is None else config.name
+            return await _take_turns(runtime, requests, options, label=label), subject.written
+        except InferenceError as error:
+            raise NotBenchable(_told(error.message, name=config.name)) from error
         finally:
             await runtime.close()
+
+
+async def _load(runtime: LocalRuntime, swept: Sequence[variants.Variant], *, name: str) -> None:
+    """Load every variant. Raises NotBenchable with the reason of the first that fails, or is not what it shall be."""
+    for variant in swept:
+        try:
+            await runtime.load(variant.name)
+        except InferenceError as error:
+            reasons = [status.reason for status in runtime.index() if status.name == variant.name and status.reason]
+            reason = _told("; ".join(reasons) or error.message, name=name)
+            raise NotBenchable(f"model '{name}' cannot be loaded as '{report.title(variant)}': {reason}") from error
+        message = runtime.model_config(variant.name)
+        is_batching = message.HasField("dynamic_batching")
+        if message.max_batch_size != variant.max_batch_size or is_batching == (variant.kind is variants.Kind.NAIVE):
+            raise NotBenchable(f"model '{name}' cannot be measured: its auto_complete_config changes how it batches")
+
+
+def _told(reason: str, *, name: str) -> str:
+    """The reason, explained where the model calls another one."""
+    if _ANOTHER_MODEL not in reason:
+        return reason
+    return f"{reason}\nmodels that call others cannot be measured by this command: of these, only '{name}' is loaded"
 
 
 async def _take_turns(
     runtime: LocalRuntime, requests: dict[variants.Variant, InferRequest], options: argparse.Namespace, *, label: str
 ) -> Results:
-    seconds, rounds = (0.3, 1) if options.quick else (options.seconds, options.rounds)
+    seconds, rounds, lead_in_s = (0.3, 1, 0.5) if options.quick else (options.seconds, options.rounds, 1.5)
+    if options.lead_in is not None:
+        lead_in_s = options.lead_in
     concurrencies = sorted(set(options.concurrency or ((1, 16) if options.quick else (1, 4, 16, 64))))
     runs: dict[tuple[variants.Variant, int], list[load.Measured]] = collections.defaultdict(list)
     with Progress(console=Console(file=sys.stderr)) as progress:
-        task = progress.add_task("warm up", total=len(requests) * (1 + len(concurrencies) * rounds))
-        for request in requests.values():
-            await load.run(runtime, request, concurrency=concurrencies[-1], seconds=seconds)
-            progress.advance(task)
+        task = progress.add_task("", total=len(requests) * len(concurrencies) * (1 + rounds))
         for concurrency in concurrencies:
+            for variant, request in requests.items():
+                progress.update(task, description=f"{concurrency} in flight, lead-in: {report.title(variant)}")
+                await load.warm(runtime, request, concurrency=concurrency, seconds=lead_in_s)
+                progress.advance(task)
             for _ in range(rounds):
                 for variant, request in requests.items():
                     progress.update(task, description=f"{concurrency} in flight: {report.title(variant)}")
@@ -167,26 +208,15 @@ async def _take_turns(
     )
 
 
-async def _look(repository: Path, name: str, *, threads: int) -> tuple[Any, Sequence[TensorMetadata]]:
-    """The model's completed config message and its inputs."""
-    options = RuntimeOptions(threads=threads, control_mode=ModelControl.EXPLICIT)
-    async with contextlib.AsyncExitStack() as stack:
-        runtime = await LocalRuntime.open(repository, options=options)
-        stack.push_async_callback(runtime.close)
-        await runtime.load(name)
-        message = runtime.model_config(name)
-        if message.max_batch_size < 1 or message.HasField("sequence_batching"):
-            raise _NotBenchable(f"model '{name}' takes no batches: its max_batch_size must be 1 or more")
-        if message.HasField("ensemble_scheduling"):
-            raise _NotBenchable(f"model '{name}' is an ensemble: measure the models that it is made of")
-        return message, runtime.model_metadata(name).inputs
-
-
-def _only_model(repository: Path) -> str:
-    names = sorted(folder.name for folder in repository.iterdir() if folder.is_dir())
-    if len(names) != 1:
-        raise _NotBenchable(f"--model must name one of: {', '.join(names)}")
-    return names[0]
+def _tensors(subject: Subject, shapes: dict[str, tuple[int, ...]]) -> dict[str, "np.ndarray[Any, Any]"]:
+    config = subject.config
+    if unknown := shapes.keys() - {spec.name for spec in config.inputs}:
+        names = ", ".join(spec.name for spec in config.inputs)
+        raise NotBenchable(f"--shape names {', '.join(sorted(unknown))}; inputs of '{config.name}' are: {names}")
+    return {
+        spec.name: tensor(TensorMetadata(name=spec.name, datatype=spec.datatype, shape=config.full_shape(spec)), shapes)
+        for spec in config.inputs
+    }
 
 
 def tensor(spec: TensorMetadata, shapes: dict[str, tuple[int, ...]]) -> "np.ndarray[Any, Any]":
@@ -218,6 +248,13 @@ def _seconds(text: str) -> float:
     seconds = float(text)
     if not seconds > 0:
         raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+    return seconds
+
+
+def _lead_in(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, not {text}")
     return seconds
 
 

@@ -43,11 +43,27 @@ class _Counts:
         return time.perf_counter() < self.ends_s or len(self.latencies_s) < _LEAST_ANSWERS
 
 
+async def warm(runtime: LocalRuntime, request: InferRequest, *, concurrency: int, seconds: float) -> None:
+    """As `run`, uncounted and for just so long: torch gets warm and adaptive batching learns."""
+    now_s = time.perf_counter()
+    await _ask(runtime, request, _Counts(starts_s=now_s, ends_s=now_s + seconds), concurrency=concurrency)
+
+
 async def run(runtime: LocalRuntime, request: InferRequest, *, concurrency: int, seconds: float) -> Measured:
     """Keep `concurrency` requests (each of one row) in flight for `seconds`. Raises InferenceError as it comes."""
     starts_s = time.perf_counter() + _LEAD_IN * seconds
     counts = _Counts(starts_s=starts_s, ends_s=starts_s + seconds)
+    await _ask(runtime, request, counts, concurrency=concurrency)
+    latencies_s = sorted(counts.latencies_s)
+    return Measured(
+        qps=len(latencies_s) / (counts.last_s - starts_s),
+        p50_ms=1000 * statistics.median(latencies_s),
+        p99_ms=1000 * latencies_s[min(len(latencies_s) - 1, int(0.99 * len(latencies_s)))],
+        mean_batch=len(latencies_s) / counts.executions,
+    )
 
+
+async def _ask(runtime: LocalRuntime, request: InferRequest, counts: _Counts, *, concurrency: int) -> None:
     async def caller() -> None:
         while counts.is_open():
             began_s = time.perf_counter()
@@ -61,13 +77,6 @@ async def run(runtime: LocalRuntime, request: InferRequest, *, concurrency: int,
     except ExceptionGroup as errors:
         # The callers do the same thing and fail in the same way: one of them speaks for all.
         raise errors.exceptions[0] from None
-    latencies_s = sorted(counts.latencies_s)
-    return Measured(
-        qps=len(latencies_s) / (counts.last_s - starts_s),
-        p50_ms=1000 * statistics.median(latencies_s),
-        p99_ms=1000 * latencies_s[min(len(latencies_s) - 1, int(0.99 * len(latencies_s)))],
-        mean_batch=len(latencies_s) / counts.executions,
-    )
 
 
 def medians(runs: Sequence[Measured]) -> Measured:

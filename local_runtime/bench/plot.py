@@ -1,6 +1,7 @@
 """The sweep as pictures: a PNG, and an HTML file that needs nothing else. Imports its libraries only when it draws."""
 
 import dataclasses
+import html
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from local_runtime.bench.report import title
 from local_runtime.bench.results import Results
 from local_runtime.bench.variants import Kind, Variant
 
-_COLOURS = {Kind.NAIVE: "#d62728", Kind.STATIC: "#9aa0a6", Kind.ADAPTIVE: "#1f77b4"}
+_COLOURS = {Kind.NAIVE: "#d62728", Kind.ADAPTIVE: "#1f77b4"}
+# Of the static settings: one for each delay. Their sizes differ in how strong it is.
+_DELAY_COLOURS = ("#7f7f7f", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2")
+_FAINTEST = 0.3
 _LATENCY = "throughput against latency"
 _SWEEP = "throughput by max_batch_size"
 
@@ -23,11 +27,38 @@ class _Line:
     """A line of one of the two pictures."""
 
     name: str
-    kind: Kind
+    variant: Variant
+    colour: str
+    strength: float = 1.0
     x: Sequence[float]
     y: Sequence[float]
     marks: Sequence[str]
     is_dashed: bool = False
+
+    @property
+    def is_static(self) -> bool:
+        """Drawn thinner: there are many of them."""
+        return self.variant.kind is Kind.STATIC
+
+
+def _colour(results: Results, variant: Variant) -> str:
+    """The same in both pictures."""
+    if variant.kind is not Kind.STATIC:
+        return _COLOURS[variant.kind]
+    delays_us = sorted({one.delay_us for one in results.of(Kind.STATIC)})
+    return _DELAY_COLOURS[delays_us.index(variant.delay_us) % len(_DELAY_COLOURS)]
+
+
+def _strength(results: Results, variant: Variant) -> float:
+    """The opacity of a static setting's line, by its size."""
+    sizes = _sizes(results)
+    if variant.kind is not Kind.STATIC or len(sizes) == 1:
+        return 1.0
+    return _FAINTEST + (1 - _FAINTEST) * sizes.index(variant.max_batch_size) / (len(sizes) - 1)
+
+
+def _sizes(results: Results) -> list[int]:
+    return sorted({variant.max_batch_size for variant in results.variants})
 
 
 def _latency_lines(results: Results) -> Iterator[_Line]:
@@ -37,7 +68,9 @@ def _latency_lines(results: Results) -> Iterator[_Line]:
         points = [results.measured[variant, concurrency] for concurrency in results.concurrencies]
         yield _Line(
             name=title(variant),
-            kind=variant.kind,
+            variant=variant,
+            colour=_colour(results, variant),
+            strength=_strength(results, variant),
             x=[point.qps for point in points],
             y=[point.p99_ms for point in points],
             marks=[f"{concurrency} in flight" for concurrency in results.concurrencies],
@@ -51,7 +84,8 @@ def _sweep_lines(results: Results) -> Iterator[_Line]:
     def line(name: str, variants: Sequence[Variant], *, x: Sequence[float] | None = None) -> _Line:
         return _Line(
             name=name,
-            kind=variants[0].kind,
+            variant=variants[-1],
+            colour=_colour(results, variants[-1]),
             x=x or [variant.max_batch_size for variant in variants],
             y=[results.measured[variant, concurrency].qps for variant in variants],
             marks=[title(variant) for variant in variants],
@@ -71,6 +105,7 @@ def _sweep_lines(results: Results) -> Iterator[_Line]:
 def write_png(results: Results, path: Path) -> None:
     """Both pictures side by side. Raises PlotUnavailable without matplotlib."""
     try:
+        from matplotlib import ticker  # noqa: PLC0415 - slow to import, and optional
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import, and optional
         from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import, and optional
     except ImportError as error:
@@ -80,21 +115,25 @@ def write_png(results: Results, path: Path) -> None:
     latency, sweep = figure.subplots(1, 2)
     for axes, lines in ((latency, _latency_lines(results)), (sweep, _sweep_lines(results))):
         for line in lines:
-            is_static = line.kind is Kind.STATIC
             axes.plot(
                 *(line.x, line.y, "--" if line.is_dashed else "-o"),
-                color=None if is_static else _COLOURS[line.kind],
+                color=line.colour,
                 label=line.name,
-                linewidth=1 if is_static else 2.5,
-                markersize=3 if is_static else 5,
-                alpha=0.6 if is_static else 1,
-                zorder=1 if is_static else 2,
+                linewidth=1 if line.is_static else 2.5,
+                markersize=3 if line.is_static else 5,
+                alpha=line.strength,
+                zorder=1 if line.is_static else 2,
             )
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     latency.set(title=_LATENCY, xlabel="QPS", ylabel="p99 (ms)", yscale="log")
     sweep.set(title=_sweep_title(results), xlabel="max_batch_size", ylabel="QPS")
+    latency.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    latency.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     sweep.set_xscale("log", base=2)
+    sweep.set_xticks(_sizes(results), labels=[str(size) for size in _sizes(results)])
+    for axis in (latency.yaxis, sweep.xaxis):
+        axis.set_minor_locator(ticker.NullLocator())
     figure.suptitle(results.model)
     figure.savefig(path, dpi=120)
 
@@ -113,20 +152,23 @@ def write_html(results: Results, path: Path) -> None:
                 y=list(line.y),
                 text=list(line.marks),
                 name=line.name,
+                opacity=line.strength,
                 mode="lines" if line.is_dashed else "lines+markers",
                 line={
-                    "color": None if line.kind is Kind.STATIC else _COLOURS[line.kind],
+                    "color": line.colour,
                     "dash": "dash" if line.is_dashed else None,
-                    "width": 1 if line.kind is Kind.STATIC else 3,
+                    "width": 1.5 if line.is_static else 3,
                 },
             )
             figure.add_trace(scatter, row=1, col=column)
     figure.update_xaxes(title_text="QPS", row=1, col=1)
-    figure.update_yaxes(title_text="p99 (ms)", type="log", row=1, col=1)
-    figure.update_xaxes(title_text="max_batch_size", type="log", dtick="0.30103", row=1, col=2)
+    figure.update_yaxes(title_text="p99 (ms)", type="log", dtick="D2", row=1, col=1)
+    figure.update_xaxes(title_text="max_batch_size", type="log", tickvals=_sizes(results), row=1, col=2)
     figure.update_yaxes(title_text="QPS", row=1, col=2)
     figure.update_layout(title=results.model, template="plotly_white")
-    figure.write_html(path, include_plotlyjs=True)
+    page = figure.to_html(include_plotlyjs=True)
+    name = f"<title>{html.escape(results.model)}: batching measured</title>"
+    path.write_text(page.replace("<head>", f"<head>{name}", 1))
 
 
 def _sweep_title(results: Results) -> str:

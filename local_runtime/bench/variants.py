@@ -8,6 +8,8 @@ from typing import Any
 
 from google.protobuf import text_format
 
+from local_runtime.repository.schedulers import ADAPTIVE_BATCHING, ADAPTIVE_LATENCY_TARGET
+
 
 class Kind(enum.StrEnum):
     """How a variant batches."""
@@ -50,20 +52,58 @@ def sweep(sizes: Iterable[int], delays_us: Iterable[int]) -> list[Variant]:
 
 
 def configured(message: Any, variant: Variant) -> Any:
-    """The `ModelConfig` message with the variant's batching in place of its own."""
+    """The `ModelConfig` message with the variant's batching; everything else stays as it was written.
+
+    A warm-up of more rows than the variant takes gets as many as it takes.
+    """
     changed = type(message)()
     changed.CopyFrom(message)
     changed.max_batch_size = variant.max_batch_size
-    for field in ("dynamic_batching", "sequence_batching", "response_cache"):
-        changed.ClearField(field)
-    for parameter in ("ADAPTIVE_BATCHING", "ADAPTIVE_LATENCY_TARGET_MICROSECONDS"):
+    for warmup in changed.model_warmup:
+        warmup.batch_size = min(warmup.batch_size, variant.max_batch_size)
+    for parameter in (ADAPTIVE_BATCHING, ADAPTIVE_LATENCY_TARGET):
         changed.parameters.pop(parameter, None)
-    if variant.kind is Kind.STATIC:
+    if variant.kind is Kind.NAIVE:
+        changed.ClearField("dynamic_batching")
+        return changed
+    changed.dynamic_batching.SetInParent()
+    changed.dynamic_batching.ClearField("preferred_batch_size")
+    changed.dynamic_batching.ClearField("max_queue_delay_microseconds")
+    if variant.kind is Kind.ADAPTIVE:
+        changed.parameters[ADAPTIVE_BATCHING].string_value = "true"
+    elif variant.delay_us:
         changed.dynamic_batching.max_queue_delay_microseconds = variant.delay_us
-    elif variant.kind is Kind.ADAPTIVE:
-        changed.dynamic_batching.SetInParent()
-        changed.parameters["ADAPTIVE_BATCHING"].string_value = "true"
     return changed
+
+
+def left_out(message: Any) -> list[str]:
+    """What the model has and its measured copies lack: it would distort the figures or refuse requests."""
+    batching = message.dynamic_batching
+    there = {
+        "response_cache": message.HasField("response_cache"),
+        "model_warmup": bool(message.model_warmup),
+        "default_queue_policy": batching.HasField("default_queue_policy"),
+        "priority_queue_policy": bool(batching.priority_queue_policy),
+    }
+    return [name for name, is_there in there.items() if is_there]
+
+
+def measurable(message: Any, variant: Variant, *, threads: int) -> Any:
+    """The message of the variant's own model, to be measured: `configured`, without what `left_out` names.
+
+    Label files are not needed, and would have to lie inside the copy's folder.
+    """
+    config = configured(message, variant)
+    config.name = variant.name
+    config.ClearField("response_cache")
+    config.ClearField("model_warmup")
+    if config.HasField("dynamic_batching"):
+        config.dynamic_batching.ClearField("default_queue_policy")
+        config.dynamic_batching.ClearField("priority_queue_policy")
+    for output in config.output:
+        output.ClearField("label_filename")
+    config.parameters["INTRA_OP_THREAD_COUNT"].string_value = str(threads)
+    return config
 
 
 def config_text(message: Any) -> str:
@@ -72,7 +112,7 @@ def config_text(message: Any) -> str:
 
 
 def write(source: Path, message: Any, variants: Iterable[Variant], repository: Path, *, threads: int) -> None:
-    """Make a model of each variant; its version folders are links into `source`.
+    """Make a model of each variant; all that is in its folder but the config are links into `source`.
 
     Every variant keeps the same CPU threads, however many variants there are.
     """
@@ -82,7 +122,4 @@ def write(source: Path, message: Any, variants: Iterable[Variant], repository: P
         for entry in source.iterdir():
             if entry.name != "config.pbtxt":
                 (folder / entry.name).symlink_to(entry.resolve())
-        config = configured(message, variant)
-        config.name = variant.name
-        config.parameters["INTRA_OP_THREAD_COUNT"].string_value = str(threads)
-        (folder / "config.pbtxt").write_text(config_text(config))
+        (folder / "config.pbtxt").write_text(config_text(measurable(message, variant, threads=threads)))

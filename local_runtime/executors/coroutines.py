@@ -42,7 +42,7 @@ class CoroutineThread:
         self._enter()
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            self._run_until_stopped(loop)
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
@@ -51,3 +51,13 @@ class CoroutineThread:
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
             loop.close()
+
+    @staticmethod
+    def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # A coroutine raised it, who waits for that one learns it; asyncio would end the loop for all others.
+                continue
+            return

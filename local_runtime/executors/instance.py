@@ -16,6 +16,7 @@ from typing import Protocol
 import threadpoolctl
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
+from local_runtime.executors.faults import named, raised
 from local_runtime.scheduling.execution import Done, Executed
 from local_runtime.scheduling.stats import Compute
 from local_runtime.scheduling.validation import CheckedRequest
@@ -89,8 +90,8 @@ class Instance:
         self._serve(model)
         try:
             model.close()
-        except BaseException:  # noqa: BLE001 - model code again; the instance ends in any case
-            _log.exception("model failed to unload", extra={"instance": self.name})
+        except BaseException as error:  # noqa: BLE001 - model code again; the instance ends in any case
+            _log.error("model failed to unload", extra={"instance": self.name, "error": raised(error)})
         self._ended.set_result(None)
 
     def _serve(self, model: Model) -> None:
@@ -120,7 +121,7 @@ class Instance:
 def _load_error(error: BaseException) -> ModelLoadError:
     if isinstance(error, ModelLoadError):
         return error
-    load_error = ModelLoadError(f"{type(error).__name__}: {error}")
+    load_error = ModelLoadError(named(error))
     load_error.__cause__ = error
     return load_error
 
@@ -130,7 +131,7 @@ def _executed(model: Model, members: Sequence[CheckedRequest]) -> Executed:
     try:
         return model.execute(members)
     except BaseException as error:  # noqa: BLE001 - the boundary: whatever happens, every member gets an outcome
-        _log.exception("model failed outside its own error handling")
-        failure = InferenceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        _log.error("model failed outside its own error handling", extra={"error": raised(error)})
+        failure = InferenceError(ErrorCode.INTERNAL, named(error))
         infer_us = (time.perf_counter_ns() - start_ns) // 1000
         return Executed(outcomes=[failure] * len(members), compute=Compute(infer_us=infer_us))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
+from local_runtime.executors.faults import text_of
 from local_runtime.executors.outcomes import answers, compute_between, executed, input_specs
 from local_runtime.messages import Array
 from local_runtime.repository.completion import Placement
@@ -43,7 +44,7 @@ class OnnxModel:
                 providers=providers,
             )
         except Exception as error:
-            raise ModelLoadError(f"failed to load model '{config.name}': {error}") from error
+            raise ModelLoadError(f"failed to load model '{config.name}': {text_of(error)}") from error
         if placement.kind is InstanceKind.GPU and _CUDA not in self._session.get_providers():
             # onnxruntime was built for CUDA, yet could not start it and went on with the CPU.
             raise _no_cuda(config.name)
@@ -127,5 +128,5 @@ def _execute_failure(error: BaseException) -> InferenceError:
     if isinstance(error, InferenceError):
         return error
     if isinstance(error, UnicodeDecodeError):
-        return InferenceError(ErrorCode.INVALID_ARG, f"onnxruntime takes text as UTF-8 only: {error}")
-    return InferenceError(ErrorCode.INTERNAL, f"onnx runtime error: {error}")
+        return InferenceError(ErrorCode.INVALID_ARG, f"onnxruntime takes text as UTF-8 only: {text_of(error)}")
+    return InferenceError(ErrorCode.INTERNAL, f"onnx runtime error: {text_of(error)}")

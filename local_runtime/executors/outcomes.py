@@ -93,7 +93,8 @@ def input_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
 def answers(outputs: Tensors, members: Sequence[CheckedRequest], config: ModelConfig) -> list[Outcome]:
     """One outcome per member from the outputs of the whole batch, in memory of their own.
 
-    Raises InferenceError if the model broke its configuration; a wrong number of rows is every member's outcome.
+    Raises InferenceError if the model broke its configuration. A wrong number of rows does, too: nobody can tell
+    whose they are, but it may have been the data of a single member that made it so.
     """
     checked = check_outputs(outputs, config, wanted=tuple(outputs))
     # A model may return what it keeps (a buffer, a constant) or was given, and work in it while callers still read.
@@ -101,10 +102,12 @@ def answers(outputs: Tensors, members: Sequence[CheckedRequest], config: ModelCo
     if config.max_batch_size == 0:
         return [_wanted(copied, members[0].outputs)]
     split = collate.split(copied, rows=[member.rows for member in members], model=config.name)
-    return [
-        outcome if isinstance(outcome, InferenceError) else _wanted(outcome, member.outputs)
-        for outcome, member in zip(split, members, strict=True)
-    ]
+    outcomes: list[Outcome] = []
+    for outcome, member in zip(split, members, strict=True):
+        if isinstance(outcome, InferenceError):
+            raise outcome
+        outcomes.append(_wanted(outcome, member.outputs))
+    return outcomes
 
 
 def _unequal_states(members: Sequence[CheckedRequest], config: ModelConfig) -> InferenceError | None:

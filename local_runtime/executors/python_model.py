@@ -13,9 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.executors.coroutines import CoroutineThread
-from local_runtime.executors.faults import raised_by_load, raised_by_run
+from local_runtime.executors.faults import raised_by_load, raised_by_run, text_of
 from local_runtime.executors.outcomes import compute_between, isolated, together
 from local_runtime.executors.own_modules import OwnModules
 from local_runtime.executors.services import Services
@@ -122,7 +124,13 @@ class PythonModel:
 
     def _run_decoupled(self, members: Sequence[CheckedRequest]) -> Executed:
         start_ns = time.perf_counter_ns()
-        requests = self._requests(members)
+        # A slot without a request is filled with one that nobody waits for: it may be answered like any other.
+        requests = self._requests(
+            [
+                msgspec.structs.replace(member, respond=_to_nobody) if member.respond is None else member
+                for member in members
+            ]
+        )
         ready_ns = time.perf_counter_ns()
         try:
             returned = self._model.execute(requests)
@@ -205,10 +213,10 @@ class PythonModel:
         try:
             outputs = self._checked(response, member)
         except TypeError as fault:
-            return self._failure(str(fault))
+            return self._failure(text_of(fault))
         except InferenceError as fault:
             return fault
-        parameters = dict(response.own_parameters())
+        parameters = response.own_parameters()
         return Annotated(outputs=outputs, parameters=parameters) if parameters else outputs
 
     def _checked(self, response: InferenceResponse, member: CheckedRequest) -> Tensors:
@@ -268,3 +276,7 @@ def _initialized(module: ModuleType, arguments: Mapping[str, str]) -> Any:
 def _fail(requests: Sequence[ReceivedRequest], error: InferenceError) -> None:
     for request in requests:
         request.get_response_sender().fail(error)
+
+
+def _to_nobody(outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a Respond
+    """Drops the answer."""

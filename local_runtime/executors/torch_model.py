@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError, model_fault
+from local_runtime.executors.faults import text_of
 from local_runtime.executors.outcomes import answers, compute_between, executed, input_specs
 from local_runtime.messages import Array, Tensors
 from local_runtime.repository import torch_files
@@ -106,7 +107,7 @@ class TorchModel:
         try:
             program = load(file)
         except Exception as error:
-            raise ModelLoadError(f"failed to load model '{self._config.name}': {error}") from error
+            raise ModelLoadError(f"failed to load model '{self._config.name}': {text_of(error)}") from error
         self._device.finish_load()
         return program
 
@@ -235,7 +236,7 @@ def _returned(values: Mapping[Any, Any], key: Any, spec: TensorSpec, model: str)
 def _execute_failure(error: BaseException) -> InferenceError:
     if isinstance(error, InferenceError):
         return error
-    return InferenceError(ErrorCode.INTERNAL, f"PyTorch execute failure: {error}")
+    return InferenceError(ErrorCode.INTERNAL, f"PyTorch execute failure: {text_of(error)}")
 
 
 def _refuse_strings(config: ModelConfig) -> None:

@@ -25,6 +25,7 @@ WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing of its answer for so 
 LINGER_S: Final = 30.0
 LINGER_SILENT_S: Final = 2.0
 BACKLOG_BYTES: Final = 64 * 1024  # received beyond the request that is answered and the one behind it
+_TURNS: Final = 64  # requests begun one after the other, some 10 us each where they are answered at once
 _PROBE_S: Final = 0.01  # a peer on this machine refuses at once; others are looked at again by `check`
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = MappingProxyType(
@@ -180,6 +181,7 @@ class HttpConnection(asyncio.Protocol):
             return  # a request was answered at once: the loop below has the next
         self._is_going_on = True
         reader = self._reader
+        turns = _TURNS
         try:
             while (request := self._next or reader.take()) is not None:
                 if not request.head.keeps_alive:
@@ -187,7 +189,14 @@ class HttpConnection(asyncio.Protocol):
                 if self._current is not None or self._writable is not None:
                     self._next = request
                     break
+                if not turns:  # all were answered at once: other connections have their turn first
+                    self._next = request
+                    self._loop.call_soon(self._go_on)
+                    break
+                turns -= 1
                 self._next = None
+                if self._transport.is_closing():
+                    break  # the client has left in the middle of them
                 self._current = Exchange(self, request)
                 self._serve(self._current)
         except HttpError as error:

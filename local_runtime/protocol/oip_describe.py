@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from local_runtime.messages import ModelMetadata, ModelStatus
+from local_runtime.protocol.error_texts import safe_text
 from local_runtime.scheduling.stats import BatchStatistics, Duration, ModelStatistics
 
 # Only what is served: no shared memory, trace or logging.
@@ -51,7 +52,12 @@ def statistics(models: Iterable[ModelStatistics]) -> dict[str, Any]:
 
 
 def _status(status: ModelStatus) -> dict[str, str]:
-    told = {"name": status.name, "version": status.version, "state": status.state.value, "reason": status.reason}
+    told = {
+        "name": status.name,
+        "version": status.version,
+        "state": status.state.value,
+        "reason": safe_text(status.reason),
+    }
     return told if status.state else {"name": status.name}
 
 

@@ -1,6 +1,7 @@
 """Requests to decoupled models: any number of answers, made in the model's threads, taken on the event loop."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator
 
@@ -18,9 +19,10 @@ from local_runtime.scheduling.scheduler import Answered
 from local_runtime.scheduling.stats import FailureReason
 from local_runtime.serving.loader import ServedModel, monotonic_us
 
-# Answers of one decoupled request that its caller has not taken yet. A model that makes more is not held up by one
-# slow caller: that caller's stream ends.
+# Answers of one decoupled request that its caller has not taken yet. A model that makes more waits for the caller.
 _MAX_UNTAKEN_ANSWERS = 4096
+# But it is not held up by a caller that takes none: after this time the caller's stream ends.
+_PATIENCE_S = 5.0
 
 
 class DecoupledCall:
@@ -32,6 +34,8 @@ class DecoupledCall:
         self._loop = asyncio.get_running_loop()
         self._began_us = monotonic_us()
         self._made: asyncio.Queue[InferAnswer] = asyncio.Queue()
+        self._places = threading.Semaphore(_MAX_UNTAKEN_ANSWERS)
+        self._loop_thread = threading.get_ident()
         self._is_over = False  # the final answer is made: what comes later is dropped
         self._failed: InferenceError | None = None
         self._checked = served.checker.check(request, respond=self._respond)
@@ -53,6 +57,7 @@ class DecoupledCall:
                         answer = await self._made.get()
                 except TimeoutError as error:
                     raise deadline_passed(self._model) from error
+                self._places.release()
                 is_finished = answer.is_final
                 if is_finished:
                     self._count(execution)
@@ -60,7 +65,7 @@ class DecoupledCall:
         finally:
             self._served.on_unload.discard(self._stop)
             if not is_finished:
-                self._checked.cancellation.is_cancelled = True
+                self._drop_the_rest()
                 execution.cancel()
                 self._served.stats.failed(FailureReason.CANCELED, after_us=monotonic_us() - self._began_us)
 
@@ -89,18 +94,39 @@ class DecoupledCall:
         )
 
     def _respond(self, outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - a callback's shape: `Respond`
-        """From any thread: one answer of the model."""
+        """From any thread: one answer of the model, which waits here for a caller that takes them less fast."""
+        is_taken = is_final or self._has_place()
+        if self._is_over or self._checked.cancellation.is_cancelled:
+            return
         try:
-            self._loop.call_soon_threadsafe(self._take, outcome, is_final)
+            if is_taken:
+                self._loop.call_soon_threadsafe(self._take, outcome, is_final)
+            else:
+                self._loop.call_soon_threadsafe(self._give_up)
         except RuntimeError:
             return  # the event loop has ended: nobody is left to be answered
+
+    def _has_place(self) -> bool:
+        """Wait for room for one more answer, which there always is when nobody wants any more."""
+        if self._is_over or self._checked.cancellation.is_cancelled or self._loop.is_closed():
+            return True
+        # The event loop's own thread would wait for itself.
+        is_waiting = threading.get_ident() != self._loop_thread
+        return self._places.acquire(blocking=is_waiting, timeout=_PATIENCE_S if is_waiting else None)
+
+    def _give_up(self) -> None:
+        """The caller has not taken any answer for too long."""
+        self._take(too_slow(self._model), is_final=True)
+        self._drop_the_rest()
+
+    def _drop_the_rest(self) -> None:
+        """Nobody wants any more answers; whoever waits to send one need not."""
+        self._checked.cancellation.is_cancelled = True
+        self._places.release(_MAX_UNTAKEN_ANSWERS)
 
     def _take(self, outcome: Tensors | Annotated | InferenceError | None, is_final: bool) -> None:  # noqa: FBT001 - as above
         if self._is_over or self._checked.cancellation.is_cancelled:
             return
-        if not is_final and self._made.qsize() >= _MAX_UNTAKEN_ANSWERS:
-            self._checked.cancellation.is_cancelled = True
-            outcome, is_final = too_slow(self._model), True
         self._is_over = is_final
         error = outcome if isinstance(outcome, InferenceError) else None
         if is_final:
@@ -122,6 +148,7 @@ class DecoupledCall:
     def _stop(self) -> None:
         """The model goes before the request has ended."""
         self._take(stopped(self._model), is_final=True)
+        self._drop_the_rest()
 
     def _executed(self, execution: "asyncio.Task[Answered]") -> None:
         """The model's `execute` has ended: answers may still come, unless it failed."""

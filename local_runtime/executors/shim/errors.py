@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from local_runtime.errors import ErrorCode, InferenceError
+from local_runtime.executors.faults import text_of
 
 
 class TritonModelException(Exception):
@@ -10,11 +11,14 @@ class TritonModelException(Exception):
 
     def message(self) -> str:
         """The text."""
-        return str(self)
+        return text_of(self)
 
 
 class TritonError:
-    """An error to put into a response: it fails that request and no other of the batch."""
+    """An error to put into a response: it fails that request and no other of the batch.
+
+    What is given as message may be anything, an exception for instance: its text is taken.
+    """
 
     UNKNOWN: ClassVar[int] = 0
     INTERNAL: ClassVar[int] = 1
@@ -25,8 +29,8 @@ class TritonError:
     ALREADY_EXISTS: ClassVar[int] = 6
     CANCELLED: ClassVar[int] = 7
 
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
-        self._message = message
+    def __init__(self, message: object, code: int = INTERNAL) -> None:
+        self._message = text_of(message)
         self._code = code
 
     def message(self) -> str:
@@ -51,4 +55,7 @@ _CODES = {
 
 def inference_error(error: TritonError) -> InferenceError:
     """A model's error as the runtime's."""
-    return InferenceError(_CODES.get(error.code(), ErrorCode.INTERNAL), error.message())
+    code = error.code()
+    return InferenceError(
+        _CODES.get(code, ErrorCode.INTERNAL) if isinstance(code, int) else ErrorCode.INTERNAL, text_of(error.message())
+    )

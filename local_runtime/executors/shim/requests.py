@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from local_runtime.errors import ErrorCode, InferenceError
+from local_runtime.executors.faults import text_of
 from local_runtime.executors.services import Services
 from local_runtime.executors.shim import context
 from local_runtime.executors.shim.errors import TritonError, TritonModelException
-from local_runtime.executors.shim.responses import InferenceResponse, InferenceResponseSender
+from local_runtime.executors.shim.responses import InferenceResponse, InferenceResponseSender, checked_parameters
 from local_runtime.executors.shim.tensors import Tensor
 from local_runtime.messages import Annotated, InferAnswer, InferRequest, Parameters, Tensors
 from local_runtime.scheduling.validation import CheckedRequest, Respond
@@ -176,7 +177,7 @@ class InferenceRequest:
             sequence_id=self._correlation_id,
             sequence_start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             sequence_end=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
-            parameters=dict(self._parameters or {}),
+            parameters=checked_parameters(self._parameters),
         )
 
 
@@ -288,12 +289,14 @@ async def _awaited(
 def _response(answer: InferAnswer) -> InferenceResponse:
     if answer.error is not None:
         return InferenceResponse(error=TritonError(answer.error.message))
-    return InferenceResponse([Tensor(name, array) for name, array in answer.outputs.items()], None, answer.parameters)
+    # An answer of the response cache is shared: the model gets memory of its own to work in, as in Triton.
+    tensors = [Tensor(name, array if array.flags.writeable else array.copy()) for name, array in answer.outputs.items()]
+    return InferenceResponse(tensors, None, answer.parameters)
 
 
 def _failed(services: Services, request: InferRequest, error: BaseException) -> InferenceResponse:
     """The failure as Triton tells it to models: always INTERNAL, whatever the inner code was."""
-    text = str(error) or type(error).__name__
+    text = text_of(error) or type(error).__name__
     is_absent = isinstance(error, InferenceError) and error.code is ErrorCode.NOT_FOUND
     if is_absent and not services.is_ready(request.model, request.version):
         text = f"Failed for execute the inference request. Model '{request.model}' is not ready."

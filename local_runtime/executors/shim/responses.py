@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.executors.shim.errors import TritonError, TritonModelException
@@ -11,6 +11,42 @@ from local_runtime.messages import Annotated, Parameters, Tensors
 from local_runtime.scheduling.validation import Cancellation, Respond
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1  # Triton's C interface, core tritonserver.h
+
+
+def checked_parameters(parameters: object) -> Parameters:
+    """A copy of what a model gave as parameters; TritonModelException for what the protocols cannot carry."""
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, Mapping):
+        raise TritonModelException(f"parameters must be a dict, not {type(parameters).__name__}")
+    return {_checked_name(name): _checked_value(value) for name, value in parameters.items()}
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TritonModelException(f"the name of a parameter must be str, not {type(name).__name__}")
+    return _checked_text(name)
+
+
+def _checked_value(value: object) -> str | int | float | bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _checked_text(value)
+    if isinstance(value, float):
+        return float(value)
+    if not isinstance(value, int):
+        raise TritonModelException(f"a parameter must be str, int, float or bool, not {type(value).__name__}")
+    if not -(2**63) <= value < 2**64:
+        raise TritonModelException("an int of the parameters does not fit into 64 bits")
+    return int(value)
+
+
+def _checked_text(text: str) -> str:
+    try:
+        return text.encode().decode()
+    except UnicodeEncodeError as error:
+        raise TritonModelException("text of the parameters is not well-formed Unicode") from error
 
 
 class InferenceResponse:
@@ -26,7 +62,7 @@ class InferenceResponse:
     ) -> None:
         self._output_tensors = list(output_tensors or ())
         self._error = error
-        self._parameters = parameters
+        self._parameters = checked_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """The outputs, in the order given."""
@@ -42,11 +78,11 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """The response's parameters in JSON."""
-        return json.dumps(dict(self._parameters or {}))
+        return json.dumps(self._parameters)
 
     def own_parameters(self) -> Parameters:
         """The same as they were given. For the runtime, not for models."""
-        return self._parameters or {}
+        return self._parameters
 
 
 class InferenceResponseSender:
@@ -88,10 +124,12 @@ class InferenceResponseSender:
             )
         with self._lock:
             self._refuse(response)
+            # Before anything is noted: a response that cannot even be looked at is not sent.
+            outcome = None if response is None else self._checked(response)
             self._is_closed = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
             self._sent += response is not None
             if response is not None or self._is_decoupled:
-                self._respond(None if response is None else self._checked(response), self._is_closed)
+                self._respond(outcome, self._is_closed)
 
     def is_cancelled(self) -> bool:
         """Whether the caller has left."""

@@ -32,6 +32,8 @@ class Tensor:
     __slots__ = ("_array", "_name")
 
     def __init__(self, name: str, numpy_array: Array) -> None:
+        if not isinstance(name, str):
+            raise TritonModelException(f"a tensor's name must be str, not {type(name).__name__}")
         if not isinstance(numpy_array, np.ndarray):
             raise TritonModelException(f"Tensor '{name}' must be made from a numpy array, not {type(numpy_array)}")
         if numpy_array.dtype.kind in "UV" and numpy_array.dtype != _BFLOAT16:

@@ -99,7 +99,14 @@ def test_batches_already_submitted_run_before_the_instance_stops():
     assert len(results) == 3
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), KeyboardInterrupt()])
+class Mute(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self):
+        raise SystemExit
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), KeyboardInterrupt(), Mute()])
 def test_instance_survives_a_model_that_breaks_every_promise(error):
     instance = instance_of(Stub(error))
     instance.start().result(30)
@@ -120,7 +127,15 @@ def test_instance_survives_a_scheduler_that_is_gone():
     instance.stop().result(30)
 
 
-@pytest.mark.parametrize(("error", "text"), [(KeyError("x"), "KeyError: 'x'"), (SystemExit(2), "SystemExit: 2")])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (SystemExit(2), "SystemExit: 2"),
+        (Mute(), r"Mute: <str\(\) of Mute failed>"),
+        (ValueError("bad \udcff"), r"ValueError: bad \?"),
+    ],
+)
 def test_failed_load_is_one_kind_of_error(error, text):
     def load(*, threads):
         raise error

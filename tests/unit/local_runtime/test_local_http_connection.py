@@ -9,7 +9,20 @@ import socket
 import pytest
 
 from local_runtime.protocol import http_connection as limits
-from tests.kit.local_http import CHUNKED, GET, MAX_BODY, POST, SEEDS, SLOW, client, connected, mutated, serving
+from tests.kit.local_http import (
+    CHUNKED,
+    GET,
+    MAX_BODY,
+    POST,
+    SEEDS,
+    SLOW,
+    Server,
+    Transport,
+    client,
+    connected,
+    mutated,
+    serving,
+)
 from tests.kit.wait import until
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -370,3 +383,28 @@ async def test_garbage_on_sockets_leaves_a_server_that_answers(caplog):
             assert (await one.answer())[2] == b"POST /echo hello"
             await until(lambda: len(server.connections) == 1)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_pipeline_of_quick_requests_lets_others_have_their_turn():
+    server = Server()
+    connection, transport = server.connection(), Transport()
+    connection.connection_made(transport)
+    connection.data_received(GET * 3000)
+    assert len(server.seen) < 100
+    await asyncio.sleep(0)
+    assert 100 < len(server.seen) < 200
+    await until(lambda: len(server.seen) == 3000)
+    assert transport.written.count(b"200 OK") == 3000
+
+
+async def test_a_client_that_leaves_a_pipeline_is_answered_no_more():
+    server = Server()
+    connection, transport = server.connection(), Transport()
+    connection.connection_made(transport)
+    connection.data_received(GET * 3000)
+    begun = len(server.seen)
+    transport.close()
+    connection.connection_lost(None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(server.seen) == begun

@@ -16,6 +16,7 @@ import tritonclient.http.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from local_runtime.errors import ErrorCode, InferenceError
+from local_runtime.messages import ModelState, ModelStatus
 from local_runtime.protocol.http_server import HttpServer, start_http
 from local_runtime.protocol.oip_http import HttpApp
 from tests.kit.local_fake import FakeModel, FakeRuntime, Gate, answer, countdown, echo, failing
@@ -558,3 +559,12 @@ async def test_an_error_of_no_known_code_is_a_fault_of_the_server(caplog):
     async with serving(bad=FakeModel(answers=fails)) as served:
         assert (await served.infer("bad")).status_code == 500
     assert "a request failed in the HTTP server" in caplog.text
+
+
+async def test_the_reason_of_a_model_that_is_not_served_may_be_any_text(monkeypatch):
+    status = ModelStatus(name="m", version="1", state=ModelState.UNAVAILABLE, reason="half \udcff" + "x" * 1_000_000)
+    async with serving() as served:
+        monkeypatch.setattr(served.runtime, "index", lambda **_: (status,))
+        told = (await served.plain.post("/v2/repository/index")).json()
+    assert told[0]["reason"].startswith("half \\udcff")
+    assert len(told[0]["reason"]) <= 4096

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
+from local_runtime.executors import faults
 from local_runtime.executors import triton_python_backend_utils as pb_utils
 from local_runtime.executors.model_files import python_auto_complete
 from local_runtime.executors.own_modules import OwnModules
@@ -192,8 +193,49 @@ def test_an_exception_has_tritons_text(load):
     assert len(lines) == 5
 
 
+def nested(depth):
+    if depth == 0:
+        raise ValueError("\udcff" + "€" * 5000)
+    nested(depth - 1)
+
+
+def test_the_text_of_an_exception_is_short_and_well_formed():
+    with pytest.raises(ValueError, match="€") as caught:
+        nested(100)
+    text = faults.raised(caught.value)
+    assert len(text.encode()) < 7000
+    assert text.startswith("ValueError: ?€")
+    assert text.count(": nested\n") == 20
+
+
+def test_the_text_of_an_exception_is_had_whatever_its_class_does():
+    class Name(type):
+        @property
+        def __name__(cls):
+            raise KeyError
+
+    class Text(str):
+        __slots__ = ()
+
+        def __getitem__(self, key):
+            raise KeyError
+
+        def encode(self, *_):
+            raise KeyError
+
+    class Odd(Exception, metaclass=Name):
+        def __str__(self):
+            return Text("odd")
+
+    assert faults.named(Odd()) == "Odd: odd"
+
+
 RAISES = """
 import sys
+
+class Mute(Exception):
+    def __str__(self):
+        raise self
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -206,11 +248,16 @@ class TritonPythonModel:
             raise ZeroDivisionError("zero")
         if -1 in values:
             sys.exit(3)
+        if -2 in values:
+            raise Mute
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
 """
 
 
-@pytest.mark.parametrize(("bad", "text"), [(0, "ZeroDivisionError: zero"), (-1, "SystemExit: 3")])
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [(0, "ZeroDivisionError: zero"), (-1, "SystemExit: 3"), (-2, "Mute: <str() of Mute failed>")],
+)
 def test_after_an_exception_every_member_runs_alone(load, bad, text):
     model = load(RAISES)
     outcomes = model.execute([member(value, outputs=("Y",)) for value in (1, bad, 2)]).outcomes
@@ -294,6 +341,9 @@ def test_controls_are_inputs_and_a_state_that_is_not_returned_stays_as_it_was(lo
             ),
             "an element of a BYTES tensor is float, not bytes or str",
         ),
+        ("[pb_utils.InferenceResponse(error=pb_utils.TritonError(None)) for _ in requests]", "None"),
+        ("[pb_utils.InferenceResponse(parameters={'k': []}) for _ in requests]", "str, int, float or bool, not list"),
+        ("[pb_utils.Tensor(b'Y', None) for _ in requests]", "a tensor's name must be str, not bytes"),
     ],
 )
 def test_answers_that_break_the_contract(load, returned, text):
@@ -669,6 +719,43 @@ def test_an_exception_of_a_coroutine_does_so_too(load):
     body = "async def execute(self, requests):\n    await asyncio.sleep(0)\n    raise ValueError('x')"
     ((text, _),) = decoupled_text(load, body)
     assert "ValueError: x" in text
+
+
+def test_a_coroutine_that_exits_ends_only_itself(load):
+    body = """
+    async def execute(self, requests):
+        await asyncio.sleep(0)
+        raise SystemExit(requests[0].inputs()[0].as_numpy()[0, 0])
+    """
+    code = "import asyncio\n\nclass TritonPythonModel:\n" + textwrap.indent(textwrap.dedent(body), "    ")
+    model = load(code)
+    for value in (4, 5):
+        (outcome,) = model.execute([member(value)]).outcomes
+        assert f"SystemExit: {value}" in outcome.message
+
+
+def test_a_response_that_cannot_be_looked_at_does_not_close_its_sender(load):
+    body = """
+    def execute(self, requests):
+        requests[0].get_response_sender().send("no response", pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    ((text, is_final),) = decoupled_text(load, body)
+    assert ("AttributeError" in text, is_final) == (True, True)
+
+
+def test_a_filled_slot_of_a_decoupled_sequence_model_is_answered_like_any_other(load):
+    body = """
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(pb_utils.InferenceResponse())
+            request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    code = "class TritonPythonModel:\n" + textwrap.indent(textwrap.dedent(body), "    ")
+    sent = Sent()
+    members = [member(config=DECOUPLED_CONFIG), member(config=DECOUPLED_CONFIG, respond=sent)]
+    outcomes = load(code, config=DECOUPLED_CONFIG).execute(members).outcomes
+    assert outcomes == [Deferred.DEFERRED] * 2
+    assert sent.answers == [({}, False), (None, True)]
 
 
 def test_what_was_ended_before_the_exception_stays_ended(load):

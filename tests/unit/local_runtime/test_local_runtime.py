@@ -15,6 +15,7 @@ from local_runtime.runtime import (
     LocalRuntime,
     RuntimeOptions,
 )
+from local_runtime.serving import decoupled
 from tests.kit.wait import until
 
 PYTHON_CONFIG = """
@@ -283,6 +284,18 @@ async def test_bad_member_of_a_torchscript_batch_fails_alone(repository, write_t
     assert [(event.requests, event.failed) for event in events] == [(3, 1)]
 
 
+async def test_the_member_whose_rows_go_missing_fails_alone(repository, write_torch):
+    write_torch("short", "def forward(self, x):\n    return x[x[:, 0] > 0]")
+    async with opened(repository) as runtime:
+        good, bad, also_good = await asyncio.gather(
+            *(runtime.infer(InferRequest(model="short", inputs={"INPUT__0": rows(n)["X"]})) for n in (1, -1, 2)),
+            return_exceptions=True,
+        )
+    text = "model 'short' returned 0 rows in output 'OUTPUT__0' for a batch of 1 rows"
+    assert (bad.code, bad.message) == (ErrorCode.INTERNAL, text)
+    assert [answer.outputs["OUTPUT__0"][0, 0] for answer in (good, also_good)] == [1, 2]
+
+
 async def test_too_few_rows_are_the_models_fault_for_every_member(repository, write_torch):
     write_torch("short", "def forward(self, x):\n    return x[1:]")
     async with opened(repository) as runtime:
@@ -290,7 +303,7 @@ async def test_too_few_rows_are_the_models_fault_for_every_member(repository, wr
             *(runtime.infer(InferRequest(model="short", inputs={"INPUT__0": rows(n)["X"]})) for n in (1, 2, 3)),
             return_exceptions=True,
         )
-    text = "model 'short' returned 2 rows in output 'OUTPUT__0' for a batch of 3 rows"
+    text = "model 'short' returned 0 rows in output 'OUTPUT__0' for a batch of 1 rows"
     assert [(error.code, error.message) for error in errors] == [(ErrorCode.INTERNAL, text)] * 3
 
 
@@ -626,7 +639,36 @@ async def test_a_decoupled_request_counts_when_it_has_ended_and_as_what_it_was(r
     assert (late.success.count, late.fail.count) == (0, 1)
 
 
-async def test_answers_that_nobody_takes_are_bounded(repository, write_python, gate):
+async def test_a_reader_gets_all_answers_of_a_model_that_is_faster(repository, write_python):
+    write_python("counts", COUNTS_DOWN.replace("if n == 3", "if n < 0"), DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        answers = [answer async for answer in runtime.stream(count_to(20_000))]
+    assert [answer.outputs["Y"].item() for answer in answers[:-1]] == list(range(20_000))
+    assert answers[-1].error is None
+
+
+async def test_a_model_that_waits_for_its_caller_is_free_when_that_leaves(repository, write_python, gate, monkeypatch):
+    monkeypatch.setattr(decoupled, "_PATIENCE_S", 3600.0)
+    write_python("counts", FLOODS, DECOUPLED_CONFIG)
+    async with opened(repository) as runtime:
+        async with contextlib.aclosing(runtime.stream(count_to(1))) as stream:
+            await anext(stream)
+        await entered()
+
+
+async def test_unloading_ends_the_wait_of_a_model_for_its_caller(repository, write_python, gate, monkeypatch):
+    monkeypatch.setattr(decoupled, "_PATIENCE_S", 3600.0)
+    write_python("counts", FLOODS, DECOUPLED_CONFIG)
+    runtime = await LocalRuntime.open(repository, options=RuntimeOptions(close_grace_us=1000))
+    stream = runtime.stream(count_to(1))
+    await anext(stream)
+    await runtime.close()
+    await entered()
+    assert [answer async for answer in stream][-1].error.code is ErrorCode.UNAVAILABLE
+
+
+async def test_answers_that_nobody_takes_are_bounded(repository, write_python, gate, monkeypatch):
+    monkeypatch.setattr(decoupled, "_PATIENCE_S", 0.01)
     write_python("counts", FLOODS, DECOUPLED_CONFIG)
     async with opened(repository) as runtime:
         stream = runtime.stream(count_to(1))

@@ -117,6 +117,20 @@ class TestAskingOtherModels:
         assert (asked.sequence_start, asked.sequence_end) == (True, False)
         assert (asked.timeout_us, asked.queue_timeout_us, asked.parameters) == (None, 500, {"p": True})
 
+    def test_a_read_only_answer_is_copied_so_that_the_model_can_work_in_it(self, services):
+        kept = np.array([1])
+        kept.setflags(write=False)
+        asked = concurrent.futures.Future()
+        asked.set_result(answer({"Y": kept}))
+        services.infer = lambda request: asked
+        given = request_to("double").exec().output_tensors()[0].as_numpy()
+        given += 1
+        assert (given.tolist(), kept.tolist()) == ([2], [1])
+
+    def test_parameters_that_no_protocol_has_are_refused(self, services):
+        with pytest.raises(pb_utils.TritonModelException, match="must be str, int, float or bool, not NoneType"):
+            request_to("double", parameters={"k": None}).exec()
+
     def test_what_is_not_said_is_left_to_the_runtime(self, services):
         request_to("double").exec()
         (asked,) = services.asked
@@ -416,3 +430,50 @@ class TestSerializedBytes:
     def test_bytes_that_are_cut_off(self):
         with pytest.raises(ValueError, match="unexpected end"):
             pb_utils.deserialize_bytes_tensor(b"\x05\0\0\0ab")
+
+
+class Mute(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self):
+        raise self
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(None, "None"), (ValueError("x"), "x"), (Mute(), "<str() of Mute failed>"), ("a\ud800", "a?")]
+)
+def test_every_error_has_a_text(given, text):
+    assert inference_error(pb_utils.TritonError(given)).message == text
+    assert pb_utils.TritonModelException(given).message() == text.replace("Mute", "TritonModelException")
+
+
+def test_an_error_code_of_another_type_is_internal():
+    assert inference_error(pb_utils.TritonError("x", [])).code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"k": None}, "a parameter must be str, int, float or bool, not NoneType"),
+        ({"k": np.float32(1)}, "a parameter must be str, int, float or bool, not float32"),
+        ({1: "v"}, "the name of a parameter must be str, not int"),
+        ({"k": "\ud800"}, "text of the parameters is not well-formed Unicode"),
+        ({"k": 2**64}, "an int of the parameters does not fit into 64 bits"),
+        ([("k", 1)], "parameters must be a dict, not list"),
+    ],
+)
+def test_parameters_that_no_protocol_can_carry_are_refused(parameters, text):
+    with pytest.raises(pb_utils.TritonModelException, match=text):
+        pb_utils.InferenceResponse(parameters=parameters)
+
+
+def test_parameters_are_kept_as_they_were_given():
+    given = {"k": "v", "i": 2**64 - 1, "f": np.float64(0.5), "b": True}
+    response = pb_utils.InferenceResponse(parameters=given)
+    given["k"] = []
+    assert json.loads(response.parameters()) == {"k": "v", "i": 2**64 - 1, "f": 0.5, "b": True}
+
+
+def test_a_tensors_name_is_text():
+    with pytest.raises(pb_utils.TritonModelException, match="a tensor's name must be str, not NoneType"):
+        pb_utils.Tensor(None, np.zeros(1))

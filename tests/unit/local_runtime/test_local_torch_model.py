@@ -367,13 +367,14 @@ def test_answers_that_break_the_config(load, source, text):
     assert (outcome.code, outcome.message) == (ErrorCode.INTERNAL, text)
 
 
-def test_mixed_up_rows_are_nobodys_answer(load):
+def test_mixed_up_rows_are_nobodys_answer_so_every_member_runs_alone(load):
     model_config = config()
     model = load(model_config, "def forward(self, a, b):\n    return a[:1], b[:1]")
-    outcomes = outcomes_of(model, [member(model_config, 5, 3), member(model_config, 5, 3)])
-    assert [outcome.message for outcome in outcomes] == [
-        "model 'add' returned 1 rows in output 'OUTPUT__1' for a batch of 2 rows"
-    ] * 2
+    outcomes = outcomes_of(model, [member(model_config, 5, 3), member(model_config, 7, 4, rows=2)])
+    alone = outcomes_of(model, [member(model_config, 5, 3)])
+    assert outcomes[0].keys() == alone[0].keys()
+    assert all(np.array_equal(outcomes[0][name], alone[0][name]) for name in alone[0])
+    assert outcomes[1].message == "model 'add' returned 1 rows in output 'OUTPUT__1' for a batch of 2 rows"
 
 
 @pytest.mark.parametrize(
