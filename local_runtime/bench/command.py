@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import collections
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from local_runtime.runtime import LocalRuntime, RuntimeOptions
 
 _WIDTH = 120
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
-# In the text of what a model says when the one that it calls is not there (`errors.unknown_model`).
-_ANOTHER_MODEL = "Request for unknown model"
+# In the text of a model that calls one which is not there.
+_ANOTHER_MODEL = re.compile(r"Request for unknown model|Model '[^']*' is not ready")
 _EXAMPLES = """examples:
   python -m local_runtime bench                                  the built-in CNN, about 9 minutes
   python -m local_runtime bench --quick --builtin mlp            a first look, under a minute
@@ -152,7 +153,10 @@ async def _measure(options: argparse.Namespace) -> tuple[Results, Any]:
             label = f"{options.builtin} (built in)" if options.repository is None else config.name
             return await _take_turns(runtime, requests, options, label=label), subject.written
         except InferenceError as error:
-            raise NotBenchable(_told(error.message, name=config.name)) from error
+            reason = _told(error.message, name=config.name)
+            raise NotBenchable(
+                f"model '{config.name}' failed on inputs made up for it (noise, 1, hello): {reason}"
+            ) from error
         finally:
             await runtime.close()
 
@@ -174,9 +178,9 @@ async def _load(runtime: LocalRuntime, swept: Sequence[variants.Variant], *, nam
 
 def _told(reason: str, *, name: str) -> str:
     """The reason, explained where the model calls another one."""
-    if _ANOTHER_MODEL not in reason:
+    if _ANOTHER_MODEL.search(reason) is None:
         return reason
-    return f"{reason}\nmodels that call others cannot be measured by this command: of these, only '{name}' is loaded"
+    return f"{reason.rstrip()}\nmodels that call others cannot be measured by this command: only '{name}' is loaded"
 
 
 async def _take_turns(

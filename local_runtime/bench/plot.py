@@ -168,7 +168,7 @@ def write_html(results: Results, path: Path) -> None:
     figure.update_layout(title=results.model, template="plotly_white")
     page = figure.to_html(include_plotlyjs=True)
     name = f"<title>{html.escape(results.model)}: batching measured</title>"
-    path.write_text(page.replace("<head>", f"<head>{name}", 1))
+    path.write_text(page.replace("<head>", f"<head>{name}", 1), encoding="utf-8")
 
 
 def _sweep_title(results: Results) -> str:

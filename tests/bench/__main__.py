@@ -47,7 +47,7 @@ def main(
         "python -m venv E && E/bin/pip install mosec torch; then E/bin/python. Without it that part is skipped.",
     ),
 ) -> None:
-    """Measure; some ten minutes."""
+    """Measure; some twelve minutes."""
     console = Console()
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(decisions())

@@ -111,9 +111,10 @@ def test_the_advice_is_a_config_that_loads_followed_by_what_is_which_field():
 OWN_SETTINGS = """
 instance_group [ { count: 2 kind: KIND_CPU } ]
 response_cache { enable: true }
-model_warmup { name: "w" batch_size: 64 inputs { key: "INPUT__0" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }
+model_warmup { name: "w" batch_size: 64
+  inputs { key: "INPUT__0" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }
 """
-OWN_BATCHING = """priority_levels: 2 default_priority_level: 1 preserve_ordering: true
+OWN_BATCHING = """priority_levels: 2 default_priority_level: 1
 default_queue_policy { max_queue_size: 5 } priority_queue_policy { key: 1 value { max_queue_size: 3 } } }"""
 
 
@@ -299,7 +300,8 @@ def test_what_would_distort_the_figures_is_left_out_and_told(tmp_path, capsys):
         "one",
         config="""max_batch_size: 4 response_cache { enable: true }
         dynamic_batching { default_queue_policy { max_queue_size: 1 } }
-        model_warmup { name: "w" batch_size: 4 inputs { key: "X" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }
+        model_warmup { name: "w" batch_size: 4
+          inputs { key: "X" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }
         """,
     )
     text = (folder / "config.pbtxt").read_text().replace('name: "Y"', 'name: "Y" label_filename: "labels.txt"')
