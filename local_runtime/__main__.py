@@ -240,6 +240,7 @@ async def _serve(options: argparse.Namespace) -> int:
     # Until the ports are open nothing is accepted that would have to be finished: a signal ends the process at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _leave, 128 + number)
+    gc.freeze()  # what is imported stays; searching through it for garbage would only hold requests up
     runtime = await LocalRuntime.open(
         options.repository,
         models=options.models,
@@ -252,9 +253,6 @@ async def _serve(options: argparse.Namespace) -> int:
             cache_size_bytes=options.cache_size_bytes,
         ),
     )
-    # What is loaded now stays: looking through torch for garbage again and again would stop the server for 0.1 s each.
-    gc.collect()
-    gc.freeze()
     _stop_on_signals(stop)
     servers: list[HttpServer | GrpcServer] = []
     try:

@@ -50,7 +50,7 @@ class TorchModel:
     """One instance. To be used by the thread that made it, whose CUDA stream it is."""
 
     def __init__(self, *, config: ModelConfig, file: Path, placement: Placement) -> None:
-        import torch  # noqa: PLC0415 - takes seconds, and only a process with such a model needs it
+        torch = torch_files.import_torch()
 
         self._torch: Any = torch
         self._config = config

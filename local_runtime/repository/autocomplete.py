@@ -191,7 +191,7 @@ def _exported_tensor(name: Any, value: Any, where: str) -> _Tensor:
 
 def _fill_from_torchscript(message: Any, file: Path, where: str) -> None:
     """From the config inside the file: what lacks of inputs and outputs; what the message lacks if it has neither."""
-    torch: Any = importlib.import_module("torch")
+    torch = torch_files.import_torch()
     extra = {_EMBEDDED: ""}
     try:
         with warnings.catch_warnings():

@@ -1,6 +1,8 @@
 """Programs of `torch.export` (`model.pt2`): read, and what they tell of the arguments and results of `forward`."""
 
 import dataclasses
+import functools
+import gc
 import importlib
 import logging
 import threading
@@ -39,24 +41,41 @@ class _Reason(logging.Filter):
         return False
 
 
+def import_torch() -> Any:
+    """torch, imported; its half a million objects never go, so no search for garbage shall look at them again.
+
+    Such a search would stop the whole process for 0.1 s, and again and again. What models make later is still found.
+    """
+    torch: Any = importlib.import_module("torch")
+    _out_of_sight("torch")
+    return torch
+
+
+@functools.cache
+def _out_of_sight(imported: str) -> None:  # noqa: ARG001 - once for each
+    gc.freeze()
+
+
 def load_exported(file: Path) -> Any:
     """The `ExportedProgram` in the file; raises whatever torch does of a file that it cannot read.
 
     Blocking, also while another thread reads such a file.
     """
-    torch: Any = importlib.import_module("torch")
+    torch = import_torch()
     log = logging.getLogger("torch.export")
     with _READING:
         reason = _Reason()
         log.addFilter(reason)
         try:
-            return torch.export.load(str(file))
+            program = torch.export.load(str(file))
         except Exception:
             if reason.error is not None:
                 raise reason.error from None
             raise
         finally:
             log.removeFilter(reason)
+    _out_of_sight("torch.export")  # the first call imports as much again
+    return program
 
 
 def arguments(program: Any) -> Arguments:

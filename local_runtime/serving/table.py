@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import gc
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -207,8 +206,6 @@ class ModelTable:
         if status is not None and status.state is ModelState.UNLOADING:
             model.statuses[served.version] = Status(state=ModelState.UNAVAILABLE, reason=_UNLOADED)
         _log.info("model version unloaded", extra={"model": served.config.name, "version": served.version})
-        del served
-        _collect_garbage()
 
     def check_ensembles(self) -> None:
         """Take ensembles out of service that what is served now no longer carries, and back into it."""
@@ -237,12 +234,3 @@ class ModelTable:
             except InferenceError:
                 continue
         return found
-
-
-def _collect_garbage() -> None:
-    """Free the cycles of an unloaded model, weights included, although what was loaded at the start may be frozen."""
-    is_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
-    gc.collect()
-    if is_frozen:
-        gc.freeze()
