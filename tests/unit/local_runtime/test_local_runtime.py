@@ -867,3 +867,46 @@ async def test_an_ensemble_hands_on_an_input_as_a_copy_and_leaves_out_what_was_n
         answer = await runtime.infer(InferRequest(model="ens", inputs={"A": a}))
     assert set(answer.outputs) == {"A", "C"}
     assert not np.shares_memory(answer.outputs["A"], a)
+
+
+IMPLICIT_STATE = """
+platform: "pytorch_libtorch"
+max_batch_size: 4
+input [ { name: "X__0" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Y__0" data_type: TYPE_FP32 dims: [ 2 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+sequence_batching {
+  STRATEGY { }
+  control_input [ { name: "READY__1" control [ { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } ] } ]
+  state [ { input_name: "SUM__2" output_name: "SUM__1" data_type: TYPE_FP32 dims: [ 2 ]
+            initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } ]
+}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+async def test_a_torchscript_model_keeps_implicit_state_for_each_sequence(repository, write_torch, strategy):
+    folder = write_torch(
+        "sums", "def forward(self, x, ready, total):\n    total = total + x * ready\n    return total, total"
+    )
+    (folder / "config.pbtxt").write_text(IMPLICIT_STATE.replace("STRATEGY", strategy))
+
+    def step(number, value, *, start=False, end=False):
+        return InferRequest(
+            model="sums",
+            inputs={"X__0": np.full((1, 2), value, np.float32)},
+            sequence_id=number,
+            sequence_start=start,
+            sequence_end=end,
+        )
+
+    async with opened(repository) as runtime:
+        for value in range(4):
+            answers = await asyncio.gather(
+                *(runtime.infer(step(n, n * 10 + value, start=value == 0, end=value == 3)) for n in (1, 2, 3))
+            )
+            totals = [answer.outputs["Y__0"].tolist() for answer in answers]
+            assert totals == [[[sum(n * 10 + v for v in range(value + 1))] * 2] for n in (1, 2, 3)]
+            assert all(set(answer.outputs) == {"Y__0"} for answer in answers)
+        again = await runtime.infer(step(1, 5, start=True, end=True))
+    assert again.outputs["Y__0"].tolist() == [[5, 5]]
