@@ -289,7 +289,9 @@ class AdaptiveSizing:
                 at_best = rate * (us + idle_us) / us
         contest = self._contests.setdefault(bucket_of(max(1, population)), Contest())
         over = 1 / overlapping[0] if overlapping[0] else math.inf
-        contest.rated(gathering[0] * over, at_best=at_best * over, population=population)
+        known = self._curve.known(gathering[1])
+        is_stale = known is None or self._curve.batches - known.last >= STALE_BATCHES
+        contest.rated(gathering[0] * over, at_best=at_best * over, is_stale=is_stale, population=population)
         return _Aim(gathering=gathering[1], overlapping=overlapping[1], contest=contest)
 
     def _time_us(self, rows: float) -> float:

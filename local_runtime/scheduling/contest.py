@@ -19,6 +19,8 @@ _LONGEST_PAUSE = 2048
 # Outside of these odds the curve alone decides. (It knows nothing of batches slowed by callers, which speaks against
 # overlapping only: if it says that gathering is faster, it is.)
 _OPEN_ODDS = (0.4, 1.25)
+# Odds from an old measurement are doubted above this.
+_DOUBTED = 0.7
 # The next test comes sooner once the curve rates the two ways so differently from the last one.
 _OTHER_ODDS = 1.5
 
@@ -37,6 +39,7 @@ class Contest:
         self._favours_gathering: bool | None = None
         self._population = 1
         self._odds = 1.0
+        self._at_least = _CLEARLY_SLOWER
         self._tested_odds = 1.0
         self._pause = _PAUSE
         self._began_us = 0
@@ -45,16 +48,20 @@ class Contest:
         self._rows = 0
         self._rates: list[float] = []
 
-    def rated(self, odds: float, *, at_best: float, population: int) -> None:
+    def rated(self, odds: float, *, at_best: float, is_stale: bool, population: int) -> None:
         """With so many rows in the system, the curve says that gathering is `odds` times as fast as overlapping.
 
         It is `at_best` times as fast if what callers do while a batch runs takes as much from it as an idle instance
-        would have lost, as if all shared one thread.
+        would have lost, as if all shared one thread. `is_stale`: batches that gather have not run of late, and cannot
+        be tried while others overlap, so that a bad first measurement would hold for ever.
         """
         self._population = population
         self._odds = odds
         low, high = _OPEN_ODDS
-        self.is_open = at_best > _BETTER and low < odds < high
+        is_likely = at_best > _BETTER
+        self.is_open = low < odds < high and (is_likely or (is_stale and odds > _DOUBTED))
+        # Where the curve gives gathering no chance, the first round has to show that the curve is wrong.
+        self._at_least = _CLEARLY_SLOWER if is_likely else _BETTER
         if not self.is_open or self._favours_gathering is None:
             self._favours_gathering = odds > _BETTER
         if not self.is_open:
@@ -86,7 +93,7 @@ class Contest:
         self._window_began_us = None
         is_over = len(self._rates) == 2 * _ROUNDS
         if len(self._rates) % 2 == 0:
-            is_over = is_over or self._rates[-1] < _CLEARLY_SLOWER * self._rates[-2]
+            is_over = is_over or self._rates[-1] < self._at_least * self._rates[-2]
         if not is_over:
             self.gathers = not self.gathers
             return True
