@@ -176,8 +176,7 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
         case LocalSettings():
             if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
                 return TritonBackend(name, shared)
-            # Imported here: it brings torch, which a gateway without a local backend must not pay for at start.
-            from gateway.backends.local import LocalBackend  # noqa: PLC0415
+            from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
 
             return await LocalBackend.open(name, settings.repository, models=settings.models)
 

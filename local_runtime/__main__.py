@@ -158,47 +158,35 @@ def _add_models(serve: argparse.ArgumentParser) -> None:
         help="load only this model (repeatable); default: all, and none with explicit control, where * means all",
     )
     serve.add_argument(
-        "--repository-poll-secs", type=_positive, default=15, help="seconds between two looks in mode poll (15)"
+        "--repository-poll-secs", type=bench.positive, default=15, help="seconds between two looks in mode poll (15)"
     )
     serve.add_argument(
         "--cache-size-bytes",
-        type=_not_negative,
+        type=bench.not_negative,
         default=0,
         help="room for answers of models with response_cache enabled (0: none is kept)",
     )
 
 
 def _add_limits(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("--threads", type=_positive, help="CPU threads for all models together; default: all CPUs")
-    serve.add_argument("--max-queue-size", type=_positive, default=1024, help="requests that may wait per model (1024)")
+    serve.add_argument("--threads", type=bench.positive, help="CPU threads for all models together; default: all CPUs")
+    serve.add_argument(
+        "--max-queue-size", type=bench.positive, default=1024, help="requests that may wait per model (1024)"
+    )
     serve.add_argument(
         "--http-max-input-size",
-        type=_positive,
+        type=bench.positive,
         default=_MAX_INPUT_BYTES,
         help="bytes that the body of an HTTP request may have, also after decompression (64 MiB)",
     )
     serve.add_argument(
         "--exit-timeout-s",
         "--exit-timeout-secs",
-        type=_positive,
+        type=bench.positive,
         default=30,
         metavar="SECONDS",
         help="how long accepted work may take on exit (30; the second name is Triton's own)",
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
-
-
-def _not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {number}")
-    return number
 
 
 def _http_address(text: str) -> tuple[str, int] | None:

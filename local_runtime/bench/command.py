@@ -66,21 +66,21 @@ def add_parser(commands: Any) -> None:
         help="shape of an input with free dimensions, without the batch (repeatable; free dimensions are 1)",
     )
     parser.add_argument(
-        "--max-batch-size", action="append", type=_positive, metavar="N", help=f"repeatable; default: {_SIZES}"
+        "--max-batch-size", action="append", type=positive, metavar="N", help=f"repeatable; default: {_SIZES}"
     )
     parser.add_argument(
         "--delay-us",
         action="append",
-        type=_not_negative,
+        type=not_negative,
         metavar="US",
         help="max_queue_delay_microseconds of the static settings, repeatable; default: 0 and 2000",
     )
     parser.add_argument(
-        "--concurrency", action="append", type=_positive, metavar="N", help="repeatable; default: 1, 4, 16, 64"
+        "--concurrency", action="append", type=positive, metavar="N", help="repeatable; default: 1, 4, 16, 64"
     )
     parser.add_argument("--seconds", type=_seconds, default=1.0, help="length of one run (1)")
     parser.add_argument(
-        "--rounds", type=_positive, default=3, help="runs of each setting, of which the median counts (3)"
+        "--rounds", type=positive, default=3, help="runs of each setting, of which the median counts (3)"
     )
     parser.add_argument(
         "--lead-in",
@@ -88,7 +88,7 @@ def add_parser(commands: Any) -> None:
         metavar="SECONDS",
         help="each setting at each concurrency runs uncounted for so long before its first round (1.5; quick: 0.5)",
     )
-    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads of the model (1)")
+    parser.add_argument("--threads", type=positive, default=1, help="CPU threads of the model (1)")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -234,17 +234,19 @@ def tensor(spec: TensorMetadata, shapes: dict[str, tuple[int, ...]]) -> "np.ndar
     return np.ones(shape, dtype=numpy_type)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An option's whole number above 0."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
 
 
-def _not_negative(text: str) -> int:
+def not_negative(text: str) -> int:
+    """An option's whole number from 0 on."""
     number = int(text)
     if number < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, not {number}")
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {number}")
     return number
 
 

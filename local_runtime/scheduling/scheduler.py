@@ -25,7 +25,7 @@ from local_runtime.errors import (
     sequence_broken,
     stopped,
 )
-from local_runtime.messages import Annotated, BatchExecuted, InferRequest, Parameters, Tensors
+from local_runtime.messages import Annotated, BatchExecuted, Parameters, Tensors
 from local_runtime.scheduling.decisions import (
     Admission,
     Dispatch,
@@ -33,7 +33,6 @@ from local_runtime.scheduling.decisions import (
     DropReason,
     Policy,
     QueuedRequest,
-    Slot,
     WaitUntil,
 )
 from local_runtime.scheduling.execution import Deferred, Executed, Instance, Outcome
@@ -251,21 +250,7 @@ class ModelScheduler:
         requests = [pending.request for pending in running.members]
         if self._sequence_inputs is None:
             return requests
-        waiting = iter(requests)
-        template = requests[0]
-        return [
-            self._in_slot(self._sequence_inputs, slot, template if slot.request is None else next(waiting))
-            for slot in running.dispatch.slots
-        ]
-
-    def _in_slot(self, extra: SequenceInputs, slot: Slot, request: CheckedRequest) -> CheckedRequest:
-        """The request with control and state inputs; a slot without one gets a request that nobody waits for."""
-        inputs = extra.inputs_for(slot, request.inputs)
-        outputs = (*request.outputs, *extra.state_output_names)
-        if slot.request is None:
-            nobody = InferRequest(model=self._model, inputs={})
-            return CheckedRequest(source=nobody, inputs=inputs, rows=1, batch_key=request.batch_key, outputs=outputs)
-        return msgspec.structs.replace(request, inputs=inputs, outputs=outputs)
+        return self._sequence_inputs.rows_of(running.dispatch.slots, requests)
 
     def _done(self, loop: asyncio.AbstractEventLoop, running: _Running, executed: Executed) -> None:
         """In the instance's thread: hand the outcome to the event loop."""
@@ -304,11 +289,7 @@ class ModelScheduler:
         extra = self._sequence_inputs
         try:
             if extra is not None:
-                outcomes = [
-                    _stateless(extra, slot, outcome)
-                    for slot, outcome in zip(dispatch.slots, outcomes, strict=True)
-                    if slot.request is not None
-                ]
+                outcomes = extra.without_states(dispatch.slots, outcomes)
             if len(outcomes) == len(dispatch.ids):
                 return outcomes
             _log.error("a batch came back with another number of outcomes", extra={"model": self._model})
@@ -347,7 +328,7 @@ class ModelScheduler:
     def _fail(self, pending: _Pending, error: InferenceError, reason: FailureReason) -> None:
         if pending.request.respond is None:  # else whoever hands out its answers counts
             self._stats.failed(reason, after_us=self._clock_us() - pending.enqueued_us)
-        # Each caller gets its own exception object: tracebacks and __context__ are written into it.
+        # An exception for each caller: tracebacks and __context__ are written into it.
         self._deliver(pending, InferenceError(error.code, error.message))
 
     def _deliver(self, pending: _Pending, result: Answered | InferenceError) -> None:
@@ -386,15 +367,6 @@ class ModelScheduler:
 
 def _internal(model: str) -> InferenceError:
     return InferenceError(ErrorCode.INTERNAL, f"internal error while running model '{model}': the log has the reason")
-
-
-def _stateless(extra: SequenceInputs, slot: Slot, outcome: Outcome) -> Outcome:
-    """The outcome without its state outputs, which are kept for the sequence's next request."""
-    if isinstance(outcome, InferenceError | Deferred):
-        return outcome
-    if isinstance(outcome, Annotated):
-        return msgspec.structs.replace(outcome, outputs=extra.store(slot, outcome.outputs))
-    return extra.store(slot, outcome)
 
 
 def _parts(outcome: Tensors | Annotated | Deferred) -> tuple[Tensors, Parameters]:

@@ -4,11 +4,13 @@ Shapes are those of one row: [1, ...] for a model with a batch dimension, withou
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
-from local_runtime.messages import Array, Tensors
+from local_runtime.errors import InferenceError
+from local_runtime.messages import Annotated, Array, InferRequest, Tensors
 from local_runtime.repository.model_config import (
     NUMPY_TYPES,
     ControlInput,
@@ -16,6 +18,8 @@ from local_runtime.repository.model_config import (
     SequenceBatching,
 )
 from local_runtime.scheduling.decisions import CorrelationId, Slot
+from local_runtime.scheduling.execution import Deferred, Outcome
+from local_runtime.scheduling.validation import CheckedRequest
 
 
 class SequenceInputs:
@@ -58,6 +62,37 @@ class SequenceInputs:
         for control in self._controls:
             inputs[control.name] = self._control(control, slot)
         return inputs | states
+
+    def rows_of(self, slots: Sequence[Slot], requests: Sequence[CheckedRequest]) -> list[CheckedRequest]:
+        """One row for each slot, with its control and state inputs; `requests` are those of the slots that have one.
+
+        A slot without one gets a request that nobody waits for, in the shapes of the first.
+        """
+        waiting = iter(requests)
+        return [self._row(slot, requests[0] if slot.request is None else next(waiting)) for slot in slots]
+
+    def _row(self, slot: Slot, request: CheckedRequest) -> CheckedRequest:
+        inputs = self.inputs_for(slot, request.inputs)
+        outputs = (*request.outputs, *self.state_output_names)
+        if slot.request is None:
+            nobody = InferRequest(model=request.source.model, inputs={})
+            return CheckedRequest(source=nobody, inputs=inputs, rows=1, batch_key=request.batch_key, outputs=outputs)
+        return msgspec.structs.replace(request, inputs=inputs, outputs=outputs)
+
+    def without_states(self, slots: Sequence[Slot], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes of the slots that have a request, without the states, which are kept for the next one."""
+        return [
+            self._without_state(slot, outcome)
+            for slot, outcome in zip(slots, outcomes, strict=True)
+            if slot.request is not None
+        ]
+
+    def _without_state(self, slot: Slot, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, InferenceError | Deferred):
+            return outcome
+        if isinstance(outcome, Annotated):
+            return msgspec.structs.replace(outcome, outputs=self.store(slot, outcome.outputs))
+        return self.store(slot, outcome)
 
     def store(self, slot: Slot, outputs: Tensors) -> Tensors:
         """Keep the state outputs for the sequence's next request, and give back the other outputs.
