@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from gateway.core.attempts import CONSEQUENCES
-from gateway.core.breaker import BreakerBoard
+from gateway.core.breaker import BreakerBoard, server_of
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.rules import RuleSet
 from gateway.core.types import Place
@@ -53,17 +54,23 @@ class Prober:
 
     async def _probe_all(self) -> None:
         rules = self._rules.current()
-        named = places(rules)
-        self._board.keep_only(named)
+        named = frozenset(one for place in places(rules) for one in self._replicas_of(place))
+        self._board.keep_only(named | {server_of(place) for place in named})
         self._told = {place: healthy for place, healthy in self._told.items() if place in named}
         await asyncio.gather(*(self._probe(place) for place in named if place.backend in self._backends))
         self._observer.health(self._board.all(), rules.revision)
+
+    def _replicas_of(self, place: Place) -> list[Place]:
+        """The place on each replica of its backend."""
+        backend = self._backends.get(place.backend)
+        names = backend.replicas() if backend is not None else ()
+        return [replace(place, replica=name) for name in names] or [place]
 
     async def _probe(self, place: Place) -> None:
         fault: Fault | None = None
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await self._backends[place.backend].probe(place.model, place.version)
+                await self._backends[place.backend].probe(place)
         except BackendError as error:
             fault = error.fault
         except TimeoutError:
@@ -89,7 +96,7 @@ class Prober:
     async def _collect(self, name: str, backend: Backend) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                self._observer.batch_sizes(name, await backend.batch_sizes())
+                self._observer.figures(name, await backend.figures())
         except (BackendError, TimeoutError):
             return  # the probe has told it already
 

@@ -6,9 +6,9 @@ refusal; a failure after it ends the stream with the error raised, never with a 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.core import attempts, rate_limit, routing
 from gateway.core.breaker import BreakerBoard
@@ -22,17 +22,18 @@ from gateway.core.errors import (
     RateLimited,
 )
 from gateway.core.record import RequestRecord
+from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
 from gateway.core.types import (
     Answer,
     BackendCall,
     BackendEvent,
-    Delta,
     Event,
     Finished,
     InferenceRequest,
     Message,
     Metered,
+    Part,
     Place,
     Route,
     Started,
@@ -41,7 +42,8 @@ from gateway.core.types import (
     Usage,
     Verdict,
 )
-from gateway.ports import Backend, Clock, Limiter, Observer, RuleSource
+from gateway.gate import Gate
+from gateway.ports import Backend, Clock, Limiter, Observer, RuleSource, Sequences
 from gateway.tasks.contract import Contract, located
 
 
@@ -66,6 +68,7 @@ class Walk:
     route: Route | None = None
     backend_us: int = 0  # spent waiting for backends, all attempts together
     last_wait_us: int = 0
+    gate_us: int = 0  # spent in our own queues, all attempts together
     version: str = ""
     queue_us: int | None = None
     usage: Usage = field(default_factory=Usage)
@@ -73,16 +76,18 @@ class Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The data plane's one path. `draw` gives numbers in [0, 1) for weighted splits."""
+    """The data plane's one path. `draw` gives numbers in [0, 1) for weighted splits and the choice of replicas."""
 
     tasks: Mapping[str, Task]
     backends: Mapping[str, Backend]
+    gates: Mapping[str, Gate]
     limiter: Limiter
     rules: RuleSource
+    sequences: Sequences
     board: BreakerBoard
     observer: Observer
     clock: Clock
-    draw: Callable[[], float]
+    draw: Draw
 
     async def handle(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
         """Answer `request` as events. Raises `GatewayError` and nothing else.
@@ -98,7 +103,9 @@ class Pipeline:
             walk.admitted_us = self.clock()
             _refuse_if_limited(walk.verdict)
             # 2 route: ordered candidates, each other place with the reason why not.
-            walk.plan = routing.plan(self.rules.current(), request, why_not=self.why_not, draw=self.draw())
+            walk.plan = self.plan(request)
+            if request.sequence is not None:  # what has begun goes on where its state is
+                walk.plan = await self.sequences.route(request, walk.plan)
             # 3 dispatch: the first candidate that begins to answer has the request.
             async with aclosing(self._dispatch(request, walk.plan, walk)) as events:
                 async for event in events:
@@ -142,6 +149,8 @@ class Pipeline:
                         yield answer
             except BackendError as failed:
                 walk.faults.append(located(failed.fault, task.contract.tensor_fields))
+                if request.sequence is not None:
+                    await self.sequences.failed(request, step.place, failed.fault)
                 if walk.route is not None:  # a part has left: no second backend may continue it
                     raise attempts.broken_off() from failed
             else:
@@ -149,41 +158,65 @@ class Pipeline:
 
     async def _attempt(
         self, request: InferenceRequest, task: Task, step: attempts.Try, walk: Walk
-    ) -> AsyncGenerator[Answer | Message | Delta, None]:
+    ) -> AsyncGenerator[Part, None]:
         """What one candidate answers, in the task's own form. Raises `BackendError`."""
-        call = BackendCall(
-            request_id=request.id,
-            model=step.place.model,
-            version=step.place.version,
-            payload=task.contract.payload(request.input),
-        )
-        begin_by_us = self.clock() + step.begin_within_us
+        place = step.place
+        began_us = self.clock()
+        begin_by_us = began_us + step.begin_within_us
         has_begun = False
-        with self._attempted(step, task, walk):
-            backend = self.backends[step.place.backend]
-            async with aclosing(backend.infer(call, timeout_us=step.timeout_us)) as events:
-                while (event := await self._next(events, walk, by_us=None if has_begun else begin_by_us)) is not None:
-                    answer = _answer(task, request, event, walk)
-                    if answer is None:
-                        continue
-                    if not has_begun:
-                        has_begun = True
-                        self.board.began(step.place)  # it works again: others need not wait for the end
-                    yield answer
+        gate = self.gates[place.backend]
+        with self._attempted(request, step, task, walk):
+            await gate.enter(place.replica, priority=request.priority, within_us=step.begin_within_us)
+            try:
+                left_us = self._after_gate(began_us, step, walk)
+                call = await self._call(request, task, place)
+                async with aclosing(self.backends[place.backend].infer(call, timeout_us=left_us)) as events:
+                    while (
+                        event := await self._next(events, walk, by_us=None if has_begun else begin_by_us)
+                    ) is not None:
+                        answer = _answer(task, request, event, walk)
+                        if answer is None:
+                            continue
+                        if not has_begun:
+                            has_begun = True
+                            self.board.began(place)  # it works again: others need not wait for the end
+                        yield answer
+            finally:
+                gate.leave(place.replica)
             if not has_begun:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
+        if request.sequence is not None:
+            await self.sequences.answered(request)
+
+    def _after_gate(self, began_us: int, step: attempts.Try, walk: Walk) -> int:
+        """What is left of an attempt's time after the wait at the gate."""
+        waited_us = self.clock() - began_us
+        walk.gate_us += waited_us
+        return step.timeout_us - waited_us
+
+    async def _call(self, request: InferenceRequest, task: Task, place: Place) -> BackendCall:
+        return BackendCall(
+            request_id=request.id,
+            model=place.model,
+            version=place.version,
+            replica=place.replica,
+            payload=task.contract.payload(request.input),
+            sequence=None if request.sequence is None else await self.sequences.bind(request, place),
+        )
 
     @contextmanager
-    def _attempted(self, step: attempts.Try, task: Task, walk: Walk) -> Iterator[None]:
+    def _attempted(self, request: InferenceRequest, step: attempts.Try, task: Task, walk: Walk) -> Iterator[None]:
         """The breaker hears of an attempt: that it is made, and whether it fails."""
         self.board.trying(step.place, now_us=self.clock(), within_us=step.begin_within_us)
         try:
             yield
         except BackendError as failed:
+            if request.model:
+                failed.fault = attempts.named_by_caller(failed.fault)
             if attempts.blames_backend(
                 failed.fault, waited_us=walk.last_wait_us, attempt_timeout_us=task.attempt_timeout_us
             ):
-                self.board.failed(step.place, now_us=self.clock(), fault=failed.fault.kind)
+                self.board.failed(step.place, now_us=self.clock(), fault=failed.fault)
             else:
                 self.board.released(step.place)
             raise
@@ -209,11 +242,27 @@ class Pipeline:
             walk.last_wait_us = self.clock() - began_us
             walk.backend_us += walk.last_wait_us
 
+    def plan(self, request: InferenceRequest) -> Plan:
+        """Where `request` may go now, by the rules in force."""
+        state = routing.State(why_not=self.why_not, loads=self.loads, draw=self.draw)
+        return routing.plan(self.rules.current(), request, state)
+
     def why_not(self, place: Place) -> str | None:
         """None where `place` may be tried now, else the reason."""
         if place.backend not in self.backends:
             return "backend is not configured here"
-        return self.board.of(place).why_not(self.clock())
+        return self.board.why_not(place, self.clock())
+
+    def why_not_any(self, place: Place) -> str | None:
+        """None where some replica of `place` may be tried now, else why the first may not."""
+        replicas = self.loads(place.backend)
+        reasons = [self.why_not(replace(place, replica=name)) for name in replicas] or [self.why_not(place)]
+        return None if None in reasons else reasons[0]
+
+    def loads(self, backend: str) -> Mapping[str, int]:
+        """The replicas of a backend, and how many requests of this process each has to do."""
+        found, gate = self.backends.get(backend), self.gates.get(backend)
+        return {} if found is None or gate is None else {name: gate.load(name) for name in found.replicas()}
 
     def _settle(self, request: InferenceRequest, walk: Walk, error: GatewayError | None) -> None:
         """No await in here, so that a cancellation cannot cut it short."""
@@ -242,7 +291,7 @@ class Pipeline:
             total_us=now_us - request.received_us,
             admit_us=(walk.admitted_us or now_us) - request.received_us,
             backend_us=walk.backend_us,
-            queue_us=walk.queue_us,
+            queue_us=(walk.queue_us or 0) + walk.gate_us if walk.gate_us else walk.queue_us,
         )
 
 
@@ -251,7 +300,7 @@ def _refuse_if_limited(verdict: Verdict) -> None:
         raise RateLimited(f"limit reached: {verdict.name}", retry_after_us=verdict.retry_after_us)
 
 
-def _answer(task: Task, request: InferenceRequest, event: BackendEvent, walk: Walk) -> Answer | Message | Delta | None:
+def _answer(task: Task, request: InferenceRequest, event: BackendEvent, walk: Walk) -> Part | None:
     """An event in the task's own form; None where it is for our books alone."""
     if isinstance(event, Metered):
         walk.usage = event.usage
@@ -259,7 +308,7 @@ def _answer(task: Task, request: InferenceRequest, event: BackendEvent, walk: Wa
     if isinstance(event, Tensors):
         walk.version, walk.queue_us = event.version, event.queue_us
     answer = task.contract.answer(event, request.input)
-    if not isinstance(answer, Delta):
+    if isinstance(answer, Answer | Message):
         walk.usage = answer.usage
     return answer
 

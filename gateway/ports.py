@@ -2,13 +2,18 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gateway.core.breaker import Breaker
+from gateway.core.errors import Fault
+from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.rate_limit import Charge
 from gateway.core.record import RequestRecord
+from gateway.core.routing import Plan
 from gateway.core.rules import Rule, RuleSet
-from gateway.core.types import BackendCall, BackendEvent, Place, Verdict
+from gateway.core.types import BackendCall, BackendEvent, InferenceRequest, Place, SequenceStep, Verdict
+
+JsonObject = Mapping[str, Any]
 
 
 class Clock(Protocol):
@@ -20,7 +25,11 @@ class Clock(Protocol):
 
 
 class Backend(Protocol):
-    """A place that can answer."""
+    """A place that can answer: one server, or several replicas of one that are equal."""
+
+    def replicas(self) -> Sequence[str]:
+        """The names of its servers now; empty where it has but one. Never waits; called for every request."""
+        ...
 
     def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
         """Answer as events; unary answers are a stream of one.
@@ -30,19 +39,96 @@ class Backend(Protocol):
         """
         ...
 
-    async def probe(self, model: str, version: str) -> None:
-        """Return when `model` can answer now; raise `BackendError` otherwise. Cheap; called every second."""
+    async def probe(self, place: Place) -> None:
+        """Return when `place` can answer now; raise `BackendError` otherwise. Cheap; called every second.
+
+        With the model `*`, whether anybody answers there at all.
+        """
         ...
 
-    async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
-        """Executions so far by model and batch size in rows; empty where the backend does not tell.
-
-        Raises `BackendError` when it cannot be asked.
-        """
+    async def figures(self) -> Sequence[ModelFigures]:
+        """What its servers count by themselves; empty where they do not tell. Raises `BackendError`."""
         ...
 
     async def close(self) -> None:
         """Let go of connections; nothing may be called after."""
+        ...
+
+
+@runtime_checkable
+class ModelServer(Protocol):
+    """A backend that serves a model repository and can be asked about it: Triton, the local runtime.
+
+    Documents are those of the Open Inference Protocol with Triton's extensions, as its HTTP answers show them.
+    `replica` is one of `Backend.replicas`, or empty for a server without. All raise `BackendError`, with the server's
+    own words in `Fault.reply`.
+    """
+
+    def replicas(self) -> Sequence[str]:
+        """As of `Backend`."""
+        ...
+
+    async def facts(self, place: Place) -> ModelFacts:
+        """What the gateway has to know of a model: kept for a short while, so cheap to ask for every request."""
+        ...
+
+    async def server_metadata(self, replica: str) -> JsonObject:
+        """Name, version and extensions of the server."""
+        ...
+
+    async def metadata(self, place: Place) -> JsonObject:
+        """A model's inputs and outputs."""
+        ...
+
+    async def config(self, place: Place) -> JsonObject:
+        """A model's whole configuration, in the form of Triton's JSON."""
+        ...
+
+    async def statistics(self, place: Place) -> JsonObject:
+        """A model's counters; of all models with an empty model."""
+        ...
+
+    async def index(self, replica: str, *, ready_only: bool = False) -> list[JsonObject]:
+        """The models of the repository, and the state of each version."""
+        ...
+
+    async def load(
+        self, model: str, *, replica: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load a model, or load it anew; returns when it is ready. `config` (JSON) and `files` as in Triton."""
+        ...
+
+    async def unload(self, model: str, *, replica: str, unload_dependents: bool = False) -> None:
+        """Unload a model; returns when no new request is taken."""
+        ...
+
+
+class Sequences(Protocol):
+    """Where sequences live: a sequence stays with the replica that its first request went to.
+
+    Called by the walk for requests that have a `sequence`, and for no others.
+    """
+
+    async def route(self, request: InferenceRequest, plan: Plan) -> Plan:
+        """The plan for it: as it is for the first request of a sequence, else where the sequence lives.
+
+        Raises `SequenceUnknown`, `SequenceLost`, `SequencesUnavailable`.
+        """
+        ...
+
+    async def bind(self, request: InferenceRequest, place: Place) -> SequenceStep:
+        """It is about to be sent to `place`: the first of a sequence is pinned there. Its step as the server sees it.
+
+        Raises `BackendError` where `place` cannot take it, `SequencesUnavailable`.
+        """
+        ...
+
+    async def failed(self, request: InferenceRequest, place: Place, fault: Fault) -> None:
+        """It failed at `place`. Raises `SequenceLost` where that ends the sequence."""
+        ...
+
+    async def answered(self, request: InferenceRequest) -> None:
+        """It was answered: the last of a sequence gives its place up. Never raises."""
         ...
 
 
@@ -133,6 +219,10 @@ class HealthObserver(Protocol):
         """Every breaker, and the revision of the rules in force."""
         ...
 
-    def batch_sizes(self, backend: str, counts: Mapping[str, Mapping[int, int]]) -> None:
-        """What `Backend.batch_sizes` told."""
+    def figures(self, backend: str, figures: Sequence[ModelFigures]) -> None:
+        """What `Backend.figures` told."""
+        ...
+
+    def healed(self, place: Place, outcome: str) -> None:
+        """A model whose process had died was loaded anew (`healed`), or could not be (`failed`, `not_allowed`)."""
         ...

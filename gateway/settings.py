@@ -34,31 +34,42 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TritonSettings(_Section):
-    """A Triton server, reached over gRPC."""
+class _Backend(_Section):
+    """What all kinds share."""
+
+    enabled: bool = True
+    max_in_flight: int = Field(
+        default=256, ge=1, le=100_000, description="requests of one worker at one server that are not answered yet"
+    )
+    max_queue_size: int = Field(
+        default=1024, ge=0, le=1_000_000, description="requests of one worker that wait for a server; more are refused"
+    )
+
+
+class TritonSettings(_Backend):
+    """A Triton server or several equal ones, reached over gRPC."""
 
     kind: Literal["triton"]
-    url: str = Field(description="gRPC address, host:port")
-    enabled: bool = True
+    url: str = Field(
+        description="gRPC addresses, host:port, separated by commas; each record of a DNS name is a replica"
+    )
 
 
-class LocalSettings(_Section):
+class LocalSettings(_Backend):
     """The in-process runtime over a Triton model repository."""
 
     kind: Literal["local"]
     repository: Path
     models: tuple[str, ...] | None = Field(default=None, description="load only these; default: every model")
-    enabled: bool = True
 
 
-class OpenAISettings(_Section):
+class OpenAISettings(_Backend):
     """An OpenAI-compatible endpoint: vLLM, TensorRT-LLM, llama.cpp, a hosted API."""
 
     kind: Literal["openai"]
     base_url: str = Field(description="up to and with /v1")
     api_key_env: str | None = Field(default=None, description="environment variable that holds the endpoint's key")
     headers: Mapping[str, str] = Field(default_factory=dict)
-    enabled: bool = True
 
     @field_validator("base_url")
     @classmethod

@@ -26,9 +26,11 @@ from gateway.backends.triton_grpc import TritonBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
 from gateway.core.types import Caller
+from gateway.gate import Gate
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
 from gateway.ports import Backend, Limiter, Observer, RuleSource
+from gateway.sequences import NoSequences
 from gateway.settings import (
     BackendSettings,
     ConfigError,
@@ -83,8 +85,10 @@ async def data_plane(
         pipeline = Pipeline(
             tasks=tasks,
             backends=backends,
+            gates={name: _gate(settings.backends[name]) for name in backends},
             limiter=limiter,
             rules=rules,
+            sequences=NoSequences(),
             board=board,
             observer=Observers(observers),
             clock=monotonic_us,
@@ -179,6 +183,10 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
             from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
 
             return await LocalBackend.open(name, settings.repository, models=settings.models)
+
+
+def _gate(settings: BackendSettings) -> Gate:
+    return Gate(max_in_flight=settings.max_in_flight, max_queue_size=settings.max_queue_size)
 
 
 async def _stores(settings: Settings, stack: AsyncExitStack) -> tuple[Limiter, RuleSource]:

@@ -36,6 +36,7 @@ class MatchOut(_Body):
 
     task: str
     tenant: str
+    model: str
 
 
 class RuleOut(_Body):

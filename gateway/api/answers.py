@@ -8,21 +8,21 @@ from starlette.responses import Response
 
 from gateway.api.headers import limit_headers, route_headers
 from gateway.core.errors import InternalError
-from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started
+from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started, Tensors
 from gateway.pipeline import Pipeline
 
 
-async def unary(pipeline: Pipeline, request: InferenceRequest) -> tuple[Started, Answer | Message, Finished]:
+async def unary(pipeline: Pipeline, request: InferenceRequest) -> tuple[Started, Answer | Message | Tensors, Finished]:
     """The events of an answer that comes whole."""
     started: Started | None = None
-    answer: Answer | Message | None = None
+    answer: Answer | Message | Tensors | None = None
     finished: Finished | None = None
     async with aclosing(pipeline.handle(request)) as events:
         async for event in events:
             match event:
                 case Started():
                     started = event
-                case Answer() | Message():
+                case Answer() | Message() | Tensors():
                     answer = event
                 case Finished():
                     finished = event

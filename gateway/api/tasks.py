@@ -10,7 +10,7 @@ from gateway.api.body import form, json_object, media_type
 from gateway.api.endpoint import Visit
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
 from gateway.core.rules import Target
-from gateway.core.types import Message, Route, Timing, Usage
+from gateway.core.types import Answer, Route, Timing, Usage
 from gateway.pipeline import Pipeline, Task
 
 
@@ -59,7 +59,7 @@ async def _answer(visit: Visit, task: Task, given: object, parameters: object) -
         raise InvalidInput("must be an object", field="parameters")
     request = visit.inference(task, task.contract.parse(given, parameters))
     started, answer, finished = await unary(visit.api.pipeline, request)
-    if isinstance(answer, Message):
+    if not isinstance(answer, Answer):
         raise InternalError("a task answer was expected")
     return json_answer(
         {
@@ -111,7 +111,7 @@ def _described(visit: Visit, task: Task) -> dict[str, Any]:
 
 
 def _target(pipeline: Pipeline, target: Target) -> dict[str, Any]:
-    reason = pipeline.why_not(target.place)
+    reason = pipeline.why_not_any(target.place)
     return {
         "backend": target.backend,
         "model": target.model,

@@ -1,6 +1,5 @@
 """The in-process PyTorch runtime as a backend: the only file of the gateway that imports `local_runtime`."""
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -9,12 +8,14 @@ import ml_dtypes
 import numpy as np
 
 from gateway.backends.triton_faults import fault_of, wrong_names
+from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.models import ModelFigures
 from gateway.core.tensors import BF16, Array, check, from_numpy, to_numpy
-from gateway.core.types import BackendCall, BackendEvent, Tensor, TensorPayload, Tensors
+from gateway.core.types import BackendCall, BackendEvent, Place, Tensor, TensorPayload, Tensors
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest
-from local_runtime.runtime import LocalRuntime
+from local_runtime.runtime import LocalRuntime, ModelStatistics
 
 # The runtime names its errors as Triton's core does; gRPC's names of the same are what `triton_faults` knows.
 GRPC_NAMES: Final[Mapping[ErrorCode, str]] = {
@@ -67,17 +68,18 @@ class LocalBackend:
             raise BackendError(fault_of(GRPC_NAMES[error.code], error.message)) from error
         yield _tensors(answer, payload.outputs)
 
-    async def probe(self, model: str, version: str) -> None:
-        """Whether the runtime serves the model now; costs a look-up."""
-        if not self._runtime.is_ready(model, version):
-            raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{model}' is not ready"))
+    def replicas(self) -> Sequence[str]:
+        """One, in this process."""
+        return ()
 
-    async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
-        """Executions so far by model and batch size in rows."""
-        counts: dict[str, Counter[int]] = {}
-        for stats in self._runtime.statistics():
-            counts.setdefault(stats.name, Counter()).update(stats.batch_sizes)  # over the versions that are served
-        return counts
+    async def probe(self, place: Place) -> None:
+        """Whether the runtime serves the model now; costs a look-up."""
+        if place.model != ANY and not self._runtime.is_ready(place.model, place.version):
+            raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{place.model}' is not ready"))
+
+    async def figures(self) -> Sequence[ModelFigures]:
+        """The runtime's own counters."""
+        return [_figures(one) for one in self._runtime.statistics()]
 
     async def close(self) -> None:
         """Finish accepted work within the runtime's grace time, then stop it."""
@@ -121,4 +123,21 @@ def _tensors(answer: InferAnswer, wanted: tuple[str, ...]) -> Tensors:
         outputs=outputs,
         version=answer.version,
         queue_us=answer.queue_us,
+    )
+
+
+def _figures(stats: ModelStatistics) -> ModelFigures:
+    return ModelFigures(
+        replica="",
+        model=stats.name,
+        version=stats.version,
+        requests=stats.success.count,
+        failures=stats.fail.count,
+        inferences=stats.inference_count,
+        executions=stats.execution_count,
+        queue_us=stats.queue.total_us,
+        compute_input_us=stats.compute_input.total_us,
+        compute_infer_us=stats.compute_infer.total_us,
+        compute_output_us=stats.compute_output.total_us,
+        batch_sizes=stats.batch_sizes,
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -12,7 +12,8 @@ from gateway.backends.http_connection import Connection, HttpError, Trouble
 from gateway.backends.openai_faults import Waiting, fault_of
 from gateway.backends.texts import logged
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.types import BackendCall, BackendEvent, ChatPayload
+from gateway.core.models import ModelFigures
+from gateway.core.types import BackendCall, BackendEvent, ChatPayload, Place
 
 PROBE_TIMEOUT_US: Final = 1_000_000
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # Triton's OpenAI front end bounds bodies by the same
@@ -83,7 +84,11 @@ class OpenAIBackend:
             raise _translated(error) from error
         yield openai_codec.message(body)
 
-    async def probe(self, model: str, version: str) -> None:  # noqa: ARG002 - the port's; one list tells of all models
+    def replicas(self) -> Sequence[str]:
+        """One endpoint."""
+        return ()
+
+    async def probe(self, place: Place) -> None:  # noqa: ARG002 - the port's; one list tells of all models
         """GET /models: any answer that is no server error means that the endpoint is there; requests tell the rest."""
         try:
             async with self._client.exchange("GET", "/models", timeout_us=PROBE_TIMEOUT_US) as response:
@@ -92,9 +97,9 @@ class OpenAIBackend:
         except HttpError as error:
             raise _translated(error) from error
 
-    async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
+    async def figures(self) -> Sequence[ModelFigures]:
         """Empty: this protocol does not tell."""
-        return {}
+        return ()
 
     async def close(self) -> None:
         """Close all connections; calls in flight end as UNAVAILABLE."""

@@ -1,11 +1,12 @@
 """A backend that plays a script: for component tests of everything above the adapters."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.types import BackendCall, BackendEvent
+from gateway.core.models import ModelFigures
+from gateway.core.types import BackendCall, BackendEvent, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,9 @@ class ScriptedBackend:
         self.scripts: list[Sequence[Step]] = list(scripts)
         self.probe_fault = probe_fault
         self.calls: list[ScriptedCall] = []
-        self.probes: list[tuple[str, str]] = []
-        self.sizes: Mapping[str, Mapping[int, int]] = {}
+        self.probes: list[Place] = []
+        self.replica_names: Sequence[str] = ()
+        self.counts: Sequence[ModelFigures] = ()
         self.is_closed = False
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
@@ -72,15 +74,19 @@ class ScriptedBackend:
         finally:
             entry.is_closed_early = not entry.is_finished
 
-    async def probe(self, model: str, version: str) -> None:
+    def replicas(self) -> Sequence[str]:
+        """What the test put into `replica_names`."""
+        return self.replica_names
+
+    async def probe(self, place: Place) -> None:
         """Raise `probe_fault` if there is one."""
-        self.probes.append((model, version))
+        self.probes.append(place)
         if self.probe_fault is not None:
             raise BackendError(self.probe_fault)
 
-    async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
-        """What the test put into `sizes`."""
-        return self.sizes
+    async def figures(self) -> Sequence[ModelFigures]:
+        """What the test put into `counts`."""
+        return self.counts
 
     async def close(self) -> None:
         """Note it."""

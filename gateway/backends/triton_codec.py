@@ -1,12 +1,12 @@
 """Core values to and from Triton's protobuf messages. Pure: no channel, no clock."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.backends.triton_faults import wrong_names
 from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.models import ModelFigures
 from gateway.core.tensors import check
 from gateway.core.types import BackendCall, Tensor, TensorPayload, Tensors
 
@@ -48,13 +48,25 @@ def decode(response: pb.ModelInferResponse, wanted: Sequence[str]) -> Tensors:
     return Tensors(outputs=picked, version=response.model_version)
 
 
-def batch_sizes(response: pb.ModelStatisticsResponse) -> Mapping[str, Mapping[int, int]]:
-    """Executions by model and batch size in rows, all versions together."""
-    counts: dict[str, Counter[int]] = {}
-    for stats in response.model_stats:
-        sizes = {batch.batch_size: batch.compute_infer.count for batch in stats.batch_stats}
-        counts.setdefault(stats.name, Counter()).update(sizes)
-    return counts
+def figures(response: pb.ModelStatisticsResponse, *, replica: str) -> list[ModelFigures]:
+    """The counters of every version of every model, nanoseconds as microseconds."""
+    return [
+        ModelFigures(
+            replica=replica,
+            model=stats.name,
+            version=stats.version,
+            requests=stats.inference_stats.success.count,
+            failures=stats.inference_stats.fail.count,
+            inferences=stats.inference_count,
+            executions=stats.execution_count,
+            queue_us=stats.inference_stats.queue.ns // 1000,
+            compute_input_us=stats.inference_stats.compute_input.ns // 1000,
+            compute_infer_us=stats.inference_stats.compute_infer.ns // 1000,
+            compute_output_us=stats.inference_stats.compute_output.ns // 1000,
+            batch_sizes={batch.batch_size: batch.compute_infer.count for batch in stats.batch_stats},
+        )
+        for stats in response.model_stats
+    ]
 
 
 def _broken(text: str) -> BackendError:

@@ -1,7 +1,7 @@
 """Triton, or anything else that speaks the Open Inference Protocol over gRPC."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Final, TypeVar
 
 import grpc
@@ -11,8 +11,10 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from gateway.backends import triton_codec
 from gateway.backends.triton_faults import fault_of
+from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.types import BackendCall, BackendEvent, TensorPayload
+from gateway.core.models import ModelFigures
+from gateway.core.types import BackendCall, BackendEvent, Place, TensorPayload
 
 _Response = TypeVar("_Response")
 
@@ -58,18 +60,25 @@ class TritonBackend:
         response = await _answer(self._stub().ModelInfer(request, timeout=timeout_us / 1e6))
         yield triton_codec.decode(response, payload.outputs)
 
-    async def probe(self, model: str, version: str) -> None:
+    def replicas(self) -> Sequence[str]:
+        """One server."""
+        return ()
+
+    async def probe(self, place: Place) -> None:
         """ModelReady: false while a model loads, and for one that is not there."""
-        request = pb.ModelReadyRequest(name=model, version=version)
+        if place.model == ANY:
+            await _answer(self._stub().ServerLive(pb.ServerLiveRequest(), timeout=PROBE_TIMEOUT_US / 1e6))
+            return
+        request = pb.ModelReadyRequest(name=place.model, version=place.version)
         response = await _answer(self._stub().ModelReady(request, timeout=PROBE_TIMEOUT_US / 1e6))
         if not response.ready:
-            raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{model}' is not ready"))
+            raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{place.model}' is not ready"))
 
-    async def batch_sizes(self) -> Mapping[str, Mapping[int, int]]:
-        """Executions so far by model and batch size in rows, all versions together."""
+    async def figures(self) -> Sequence[ModelFigures]:
+        """The server's own counters."""
         request = pb.ModelStatisticsRequest()
         response = await _answer(self._stub().ModelStatistics(request, timeout=STATISTICS_TIMEOUT_US / 1e6))
-        return triton_codec.batch_sizes(response)
+        return triton_codec.figures(response, replica="")
 
     async def close(self) -> None:
         """Close the connections; calls in flight end as UNAVAILABLE."""

@@ -1,7 +1,7 @@
 """What to do next after each failed attempt: try the next candidate, or give up with an honest error."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.core.errors import (
     BackendBroke,
@@ -12,6 +12,7 @@ from gateway.core.errors import (
     InvalidInput,
     NoHealthyBackend,
     QueueFull,
+    UnknownModel,
     UnsupportedByBackend,
 )
 from gateway.core.routing import Plan
@@ -63,6 +64,10 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
         blames_backend=True,
         error=NoHealthyBackend,
         detail="the backend does not serve the model of this route",
+    ),
+    FaultKind.NO_SUCH_MODEL: Consequence(try_next=True, blames_backend=False, error=UnknownModel, detail=None),
+    FaultKind.DEAD: Consequence(
+        try_next=True, blames_backend=True, error=BackendBroke, detail="the model's process has died there"
     ),
     FaultKind.MISFIT: Consequence(
         try_next=True,
@@ -143,11 +148,19 @@ def _nobody(plan: Plan) -> GatewayError:
     return NoHealthyBackend(f"no backend of rule '{plan.rule}' can take requests now")
 
 
+def named_by_caller(fault: Fault) -> Fault:
+    """The fault of a call whose model and tensors are the caller's own: what does not fit is the caller's doing."""
+    kinds = {FaultKind.UNKNOWN_MODEL: FaultKind.NO_SUCH_MODEL, FaultKind.MISFIT: FaultKind.REFUSED_INPUT}
+    return replace(fault, kind=kinds.get(fault.kind, fault.kind))
+
+
 def _told(fault: Fault) -> GatewayError:
     consequence = CONSEQUENCES[fault.kind]
-    return consequence.error(
+    error = consequence.error(
         consequence.detail or fault.message,
         field=fault.field,
         retry_after_us=fault.retry_after_us,
         upstream_code=fault.code,
     )
+    error.reply = fault.reply
+    return error

@@ -1,7 +1,10 @@
 """Circuit breakers, one for each place, as a plain state machine that is given the time.
 
+Places are of two kinds: a model on a replica, and the replica itself (model `*`), which hears of what concerns all its
+models: that nobody answers there.
+
 closed -> open after `FAILURES_TO_OPEN` blamed failures of requests, or of probes, in a row, or at once when a probe
-finds nobody there; open -> half-open after `COOL_DOWN_US`: a single request may try, and its outcome decides;
+finds nobody there or when a model's process has died; open -> half-open after `COOL_DOWN_US`: a single request may try, and its outcome decides;
 open -> closed when a probe succeeds, if probes are what opened it or had found the backend away. Probes run every
 second, so a returned backend is used again within that time. A backend that answers wrongly looks healthy to a probe:
 only a request can close that breaker.
@@ -10,16 +13,20 @@ only a request can close that breaker.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gateway.core.errors import FaultKind
+from gateway.core.errors import Fault, FaultKind
 from gateway.core.types import Place
 
+ANY = "*"  # in the place of a model: the server itself
 FAILURES_TO_OPEN = 3
 COOL_DOWN_US = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """The state of one place. `failures` counts requests, `probe_failures` probes, each in a row."""
+    """The state of one place. `failures` counts requests, `probe_failures` probes, each in a row.
+
+    `dead_model` names the model whose process has died: only loading it again helps.
+    """
 
     failures: int = 0
     probe_failures: int = 0
@@ -27,6 +34,7 @@ class Breaker:
     trial_until_us: int = 0
     reason: str = ""
     is_away: bool = False
+    dead_model: str = ""
 
     def why_not(self, now_us: int) -> str | None:
         """None when a request may be sent now, else the reason."""
@@ -44,12 +52,19 @@ class Breaker:
             return self
         return replace(self, trial_until_us=now_us + within_us)
 
-    def failed(self, now_us: int, *, fault: FaultKind) -> "Breaker":
+    def failed(self, now_us: int, *, fault: FaultKind, dead_model: str = "") -> "Breaker":
         """A request failed, and that is the backend's fault."""
-        failures = self.failures + 1
+        failures = FAILURES_TO_OPEN if fault is FaultKind.DEAD else self.failures + 1
         opens = failures >= FAILURES_TO_OPEN or self.open_until_us is not None
         open_until_us = now_us + COOL_DOWN_US if opens else None
-        return replace(self, failures=failures, open_until_us=open_until_us, trial_until_us=0, reason=fault.value)
+        return replace(
+            self,
+            failures=failures,
+            open_until_us=open_until_us,
+            trial_until_us=0,
+            reason=fault.value,
+            dead_model=dead_model or self.dead_model,
+        )
 
     def probe_failed(self, now_us: int, *, fault: FaultKind) -> "Breaker":
         """A probe failed; one that found nobody there opens without counting."""
@@ -88,23 +103,38 @@ class BreakerBoard:
 
     def trying(self, place: Place, *, now_us: int, within_us: int) -> None:
         """A request is being sent; it takes the only place of a half-open breaker."""
-        self._put(place, self.of(place).trying(now_us, within_us=within_us))
+        for one in self._known(place):
+            self._put(one, self.of(one).trying(now_us, within_us=within_us))
 
     def began(self, place: Place) -> None:
         """It began to answer, and rightly."""
-        self._put(place, self.of(place).began())
+        for one in self._known(place):
+            self._put(one, self.of(one).began())
 
     def answered(self, place: Place) -> None:
         """It brought a whole answer: closed and clean."""
+        for one in self._known(place):
+            self._put(one, _CLOSED)
+
+    def failed(self, place: Place, *, now_us: int, fault: Fault) -> None:
+        """It failed, and that is the backend's fault: the model's there, or the whole server's."""
+        place = server_of(place) if fault.is_server else place
+        self._put(place, self.of(place).failed(now_us, fault=fault.kind, dead_model=fault.dead_model))
+
+    def healed(self, place: Place) -> None:
+        """What was broken there has been made anew."""
         self._put(place, _CLOSED)
 
-    def failed(self, place: Place, *, now_us: int, fault: FaultKind) -> None:
-        """It failed, and that is the backend's fault."""
-        self._put(place, self.of(place).failed(now_us, fault=fault))
+    def why_not(self, place: Place, now_us: int) -> str | None:
+        """None when a request may be sent to `place` now, else the reason."""
+        if not self._breakers:
+            return None
+        return self.of(server_of(place)).why_not(now_us) or self.of(place).why_not(now_us)
 
     def released(self, place: Place) -> None:
         """It ended without a verdict on the backend: the caller left, or its input was bad."""
-        self._put(place, self.of(place).released())
+        for one in self._known(place):
+            self._put(one, self.of(one).released())
 
     def probed(self, place: Place, *, now_us: int, fault: FaultKind | None) -> None:
         """A health probe came back, well or with a fault that is the backend's."""
@@ -122,9 +152,20 @@ class BreakerBoard:
         """Every breaker in use, for displays and metrics."""
         return dict(self._breakers)
 
+    def _known(self, place: Place) -> tuple[Place, ...]:
+        """The place and its server, as far as anything was ever heard of them."""
+        if not self._breakers:
+            return ()
+        return tuple(one for one in (place, server_of(place)) if one in self._breakers)
+
     def _put(self, place: Place, breaker: Breaker) -> None:
         if breaker is not self.of(place):
             self._breakers[place] = breaker
+
+
+def server_of(place: Place) -> Place:
+    """The replica that `place` is on, as a place of its own."""
+    return Place(backend=place.backend, model=ANY, replica=place.replica)
 
 
 _CLOSED = Breaker()

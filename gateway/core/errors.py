@@ -22,6 +22,7 @@ class GatewayError(Exception):
         retry_after_us: when the same request may succeed, in microseconds from now.
         upstream_code: an upstream's own error code (OpenAI's `error.code`), kept so that users can act on it.
         verdict: what the limiter said of this request, once it was asked; set by the pipeline.
+        reply: a model server's own error behind this one, for callers who speak its protocol.
     """
 
     code: ClassVar[str] = "internal"
@@ -42,6 +43,7 @@ class GatewayError(Exception):
         self.retry_after_us = retry_after_us
         self.upstream_code = upstream_code
         self.verdict: Verdict | None = None
+        self.reply: Reply | None = None
 
 
 # --- the caller's fault -------------------------------------------------------------------------
@@ -113,6 +115,18 @@ class InvalidInput(GatewayError):
     code, status, title = "invalid_input", 422, "Input does not fit the task"
 
 
+class SequenceLost(GatewayError):
+    """The server that kept a sequence's state is gone, and the state with it: a new sequence has to be started."""
+
+    code, status, title = "sequence_lost", 410, "Sequence lost"
+
+
+class SequenceUnknown(GatewayError):
+    """A request goes on with a sequence that was never started, has ended, or was idle for too long."""
+
+    code, status, title = "sequence_unknown", 400, "Unknown sequence"
+
+
 class ClientClosed(GatewayError):
     """The caller left before the answer; seen in logs and metrics only."""
 
@@ -138,6 +152,12 @@ class NoHealthyBackend(GatewayError):
     """Every candidate is down, drained or switched off."""
 
     code, status, title = "no_healthy_backend", 503, "No healthy backend"
+
+
+class SequencesUnavailable(GatewayError):
+    """The store that says where sequences live cannot be asked now."""
+
+    code, status, title = "sequences_unavailable", 503, "Sequences unavailable"
 
 
 class DeadlineExceeded(GatewayError):
@@ -217,10 +237,13 @@ DATA_PLANE: tuple[type[GatewayError], ...] = (
     BodyTooLarge,
     UnsupportedMediaType,
     InvalidInput,
+    SequenceLost,
+    SequenceUnknown,
     ClientClosed,
     RateLimited,
     QueueFull,
     NoHealthyBackend,
+    SequencesUnavailable,
     DeadlineExceeded,
     UnsupportedByBackend,
     BackendBroke,
@@ -293,10 +316,20 @@ class FaultKind(Enum):
     OVERLOADED = "overloaded"  # says itself that it is full (429, 503, full queue)
     BROKEN = "broken"  # answered with garbage, or cannot answer anything
     FAILED = "failed"  # answered this one request with an error of its own, which may be the request's doing
-    UNKNOWN_MODEL = "unknown_model"  # is up, but does not serve this model or version
+    DEAD = "dead"  # the model's own process has died; only loading the model again helps
+    UNKNOWN_MODEL = "unknown_model"  # is up, but does not serve this model or version, which a rule names
+    NO_SUCH_MODEL = "no_such_model"  # the same, where the caller itself named the model
     MISFIT = "misfit"  # the call does not fit the model: names, datatypes or shapes that it does not have
     REFUSED_INPUT = "refused_input"  # judged the content of the caller's input invalid
     UNSUPPORTED = "unsupported"  # lacks the feature asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An error as a model server worded it: gRPC's name of its code, and its text, not cleaned yet."""
+
+    code: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +343,9 @@ class Fault:
         retry_after_us: the backend's own wish, in microseconds.
         field: the part of the input that was refused, where the backend named one.
         code: an upstream's error code, where it gave one.
+        reply: a model server's own error; None where no server answered.
+        is_server: nobody answers at this address, whatever the model.
+        dead_model: the model whose process died (a part of an ensemble, maybe), for DEAD.
     """
 
     kind: FaultKind
@@ -317,6 +353,9 @@ class Fault:
     retry_after_us: int | None = None
     field: str | None = None
     code: str | None = None
+    reply: Reply | None = None
+    is_server: bool = False
+    dead_model: str = ""
 
 
 class BackendError(Exception):

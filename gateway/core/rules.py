@@ -21,7 +21,7 @@ _Choice = TypeVar("_Choice", bound=str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A place in a rule, with its weight in a split (0 = never)."""
+    """A place in a rule, with its weight in a split (0 = never). Model `*` is the one that the caller names."""
 
     backend: str
     model: str
@@ -33,17 +33,29 @@ class Target:
         """The same without its weight."""
         return Place(backend=self.backend, model=self.model, version=self.version)
 
+    def place_for(self, *, model: str, version: str) -> Place:
+        """Where it sends a caller that names `model` and `version` (empty: it does not).
+
+        The version that a caller names stands above the target's.
+        """
+        return Place(
+            backend=self.backend,
+            model=model if self.model == ANY else self.model,
+            version=version or self.version,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Which requests a rule takes; `*` takes all."""
+    """Which requests a rule takes; `*` takes all. `model` is the one that a caller of a tensor task names."""
 
     task: str = ANY
     tenant: str = ANY
+    model: str = ANY
 
-    def takes(self, *, task: str, tenant: str) -> bool:
-        """Whether a request of `tenant` for `task` is this rule's."""
-        return self.task in (ANY, task) and self.tenant in (ANY, tenant)
+    def takes(self, *, task: str, tenant: str, model: str = "") -> bool:
+        """Whether a request of `tenant` for `task`, and for `model` where the caller names one, is this rule's."""
+        return self.task in (ANY, task) and self.tenant in (ANY, tenant) and self.model in (ANY, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +78,10 @@ class RuleSet:
     revision: int
     rules: tuple[Rule, ...]
 
-    def rule_for(self, *, task: str, tenant: str) -> Rule | None:
+    def rule_for(self, *, task: str, tenant: str, model: str = "") -> Rule | None:
         """The first enabled rule that takes such a request."""
         for rule in self.rules:
-            if rule.enabled and rule.match.takes(task=task, tenant=tenant):
+            if rule.enabled and rule.match.takes(task=task, tenant=tenant, model=model):
                 return rule
         return None
 
@@ -124,7 +136,7 @@ def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iter
 
 def unrouted(rules: Iterable[Rule], tasks: Iterable[str]) -> tuple[str, ...]:
     """The tasks that no enabled rule takes: their requests would all be refused."""
-    routed = {rule.match.task for rule in rules if rule.enabled}
+    routed = {rule.match.task for rule in rules if rule.enabled and rule.match.model == ANY}
     return () if ANY in routed else tuple(task for task in tasks if task not in routed)
 
 
@@ -154,7 +166,7 @@ def _rule(entry: object, *, at: str) -> Rule:
 
 def _match(entry: object, at: str) -> Match:
     fields = _mapping(entry, at)
-    _known(fields, ("task", "tenant"), at)
+    _known(fields, ("task", "tenant", "model"), at)
     return Match(**{k: v if v == ANY else _name(v, f"{at}.{k}") for k, v in fields.items()})
 
 
@@ -175,7 +187,7 @@ def _target(entry: object, at: str) -> Target:
         raise RuleError(f'{at}.version: must be a quoted number such as "2"')
     return Target(
         backend=_name(fields.get("backend"), f"{at}.backend"),
-        model=_name(fields.get("model"), f"{at}.model"),
+        model=ANY if fields.get("model") == ANY else _name(fields.get("model"), f"{at}.model"),
         version=version,
         weight=weight,
     )

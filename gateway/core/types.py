@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,25 @@ class Caller:
     tasks: frozenset[str] | None = None
 
 
+Parameter = str | int | float | bool
+Priority = Literal["interactive", "batch"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a request can be sent: a backend, and a model there (version empty = the backend's own choice)."""
+    """Where a request can be sent: a backend, and a model there (version empty = the backend's own choice).
+
+    `replica` is one of the backend's servers; empty where it has but one, or where none is chosen yet.
+    """
 
     backend: str
     model: str
     version: str = ""
+    replica: str = ""
 
     def __str__(self) -> str:
-        return f"{self.backend}/{self.model}" + (f":{self.version}" if self.version else "")
+        version = f":{self.version}" if self.version else ""
+        return f"{self.backend}/{self.model}{version}" + (f"@{self.replica}" if self.replica else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,18 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceStep:
+    """A request's place in its sequence (Triton's correlation id, `sequence_start`, `sequence_end`).
+
+    `id` is the caller's own in an `InferenceRequest`; in a `BackendCall` it is the number that the server shall see.
+    """
+
+    id: int | str
+    is_start: bool = False
+    is_end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
     """One request after its door: authenticated, decoded and checked against its task's contract.
 
@@ -63,6 +84,8 @@ class InferenceRequest:
         input: the contract's own parsed input (see `gateway.tasks`).
         received_us / deadline_us: instants on the process's monotonic clock.
         stream: whether the caller wants events as they come.
+        model / version: named by the caller itself (tensor tasks); empty where the rules alone decide.
+        sequence: where the request is one of a sequence.
     """
 
     id: str
@@ -72,6 +95,10 @@ class InferenceRequest:
     received_us: int
     deadline_us: int
     stream: bool = False
+    model: str = ""
+    version: str = ""
+    sequence: SequenceStep | None = None
+    priority: Priority = "interactive"
 
 
 # --- what a backend is asked -------------------------------------------------------------------
@@ -79,10 +106,22 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPayload:
-    """Named tensors in, the named outputs wanted (empty = all)."""
+    """Named tensors in, the named outputs wanted (empty = all).
+
+    Attributes:
+        stream: answers are wanted as they come; needed for decoupled models.
+        wants_empty_final: a decoupled model's empty last response is wanted too.
+        parameters: the caller's own, for the model.
+        priority / queue_timeout_us: Triton's `priority` and `timeout`, sent only to models that declare them.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...] = ()
+    stream: bool = False
+    wants_empty_final: bool = False
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    priority: int = 0
+    queue_timeout_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +137,14 @@ Payload = TensorPayload | ChatPayload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendCall:
-    """One attempt at one model. `version` empty means the backend's own choice."""
+    """One attempt at one model. `version` and `replica` empty mean the backend's own choice."""
 
     request_id: str
     model: str
     version: str
     payload: Payload
+    replica: str = ""
+    sequence: SequenceStep | None = None
 
 
 # --- what comes back: one event stream for unary and streamed answers (unary = a stream of one) ---
@@ -119,11 +160,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """A tensor answer of a backend. `queue_us` only where the backend tells it for each call."""
+    """A tensor answer of a backend, or one of a decoupled model's many.
+
+    Attributes:
+        queue_us: only where the backend tells it for each call.
+        parameters: the model's own, sent along with its outputs.
+        is_final: no other answer follows; such a one may be empty.
+    """
 
     outputs: tuple[Tensor, ...]
     version: str
     queue_us: int | None = None
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    is_final: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,4 +265,7 @@ class Finished:
     timing: Timing
 
 
-Event = Started | Answer | Message | Delta | Finished
+Part = Answer | Message | Delta | Tensors
+"""A whole answer, or one of its parts, in the form of its task's contract."""
+
+Event = Started | Part | Finished

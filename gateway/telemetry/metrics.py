@@ -4,12 +4,14 @@ Labels are bounded by design: tasks, backends and models come from the configura
 closed list. With several workers each writes its own files and the operations listener sums them.
 """
 
-from collections.abc import Mapping
+from collections import Counter as Counts
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.core.breaker import Breaker
+from gateway.core.models import ModelFigures
 from gateway.core.record import RequestRecord
 from gateway.core.types import Place
 
@@ -123,9 +125,14 @@ class Metrics:
         self._places |= breakers.keys()
         self.rules_revision.set(revision)
 
-    def batch_sizes(self, backend: str, counts: Mapping[str, Mapping[int, int]]) -> None:
+    def healed(self, place: Place, outcome: str) -> None:
+        """A model whose process had died was loaded anew, or could not be."""
+
+    def figures(self, backend: str, figures: Sequence[ModelFigures]) -> None:
         """Executions by model and batch size, as a backend's own statistics tell them."""
-        told = {(backend, model, str(size)): n for model, sizes in counts.items() for size, n in sizes.items()}
+        told: Counts[tuple[str, str, str]] = Counts()
+        for one in figures:
+            told.update({(backend, one.model, str(size)): n for size, n in one.batch_sizes.items()})
         for labels in self._batches - told.keys():
             if labels[0] == backend:  # a server that was started again counts from nothing
                 self.batches.labels(*labels).set(0)

@@ -20,8 +20,10 @@ from gateway.core.record import RequestRecord
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.tensors import from_numpy
 from gateway.core.types import Caller, Limit, Tensors
+from gateway.gate import Gate
 from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
+from gateway.sequences import NoSequences
 from gateway.stores.memory import MemoryLimiter, MemoryRuleSource
 from gateway.tasks.chat import Chat
 from gateway.tasks.image_classification import ImageClassification
@@ -131,8 +133,10 @@ async def running(
     pipeline = Pipeline(
         tasks=tasks,
         backends={b.name: b for b in backends},
+        gates={b.name: Gate(max_in_flight=256, max_queue_size=1024) for b in backends},
         limiter=MemoryLimiter(monotonic_us),
         rules=source,
+        sequences=NoSequences(),
         board=board,
         observer=seen,
         clock=monotonic_us,

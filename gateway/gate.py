@@ -1,0 +1,79 @@
+"""The gate before each server: so many requests in flight, so many waiting, the rest are refused at once.
+
+Triton's own queue bounds and priorities cost it stalls of half a second (decision 0010), and what waits here can still
+be taken back when its caller leaves. One gate for each backend and process.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.types import Priority
+from gateway.core.waiting import WaitingLine
+
+_Turn = asyncio.Future[bool]
+
+
+class Gate:
+    """Bounds per replica: `max_in_flight` requests sent and not answered, `max_queue_size` waiting to be sent."""
+
+    def __init__(self, *, max_in_flight: int, max_queue_size: int) -> None:
+        self._max_in_flight = max_in_flight
+        self._max_queue_size = max_queue_size
+        self._in_flight: dict[str, int] = {}
+        self._lines: dict[str, WaitingLine[_Turn]] = {}
+
+    def load(self, replica: str) -> int:
+        """Requests sent and waiting."""
+        line = self._lines.get(replica)
+        return self._in_flight.get(replica, 0) + (len(line) if line else 0)
+
+    def waiting(self) -> Mapping[str, int]:
+        """Requests that wait, by replica."""
+        return {replica: len(line) for replica, line in self._lines.items() if len(line)}
+
+    async def enter(self, replica: str, *, priority: Priority, within_us: int) -> None:
+        """Return when a request may be sent to `replica`; `leave` must follow.
+
+        Raises `BackendError` OVERLOADED where too many wait already, or its turn did not come in time.
+        """
+        in_flight = self._in_flight.get(replica, 0)
+        if in_flight < self._max_in_flight:
+            self._in_flight[replica] = in_flight + 1
+            return
+        line = self._lines.setdefault(replica, WaitingLine(self._max_queue_size))
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        number, put_out = line.join(turn, priority)
+        if put_out is not None and not put_out.done():
+            put_out.set_result(False)
+        try:
+            async with asyncio.timeout(within_us / 1e6):
+                has_turn = await turn
+        except BaseException as ended:
+            line.leave(number)
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.leave(replica)  # its turn had just come: it is the next one's
+            if isinstance(ended, TimeoutError):
+                raise _overloaded("its turn did not come in time") from None
+            raise
+        if not has_turn:
+            raise _overloaded("too many requests wait for this server")
+
+    def leave(self, replica: str) -> None:
+        """A request has been answered, or given up: the next one in line has its place."""
+        line = self._lines.get(replica)
+        while line and (turn := line.next()) is not None:
+            if not turn.done():
+                turn.set_result(True)
+                return
+        if line is not None and not len(line):
+            del self._lines[replica]
+        left = self._in_flight[replica] - 1
+        if left:
+            self._in_flight[replica] = left
+        else:
+            del self._in_flight[replica]
+
+
+def _overloaded(why: str) -> BackendError:
+    return BackendError(Fault(kind=FaultKind.OVERLOADED, message=why))
