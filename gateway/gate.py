@@ -32,15 +32,15 @@ class Gate:
         """Requests that wait, by replica."""
         return {replica: len(line) for replica, line in self._lines.items() if len(line)}
 
-    async def enter(self, replica: str, *, priority: Priority, within_us: int) -> None:
-        """Return when a request may be sent to `replica`; `leave` must follow.
+    async def enter(self, replica: str, *, priority: Priority, within_us: int) -> bool:
+        """Return when a request may be sent to `replica`, with whether it had to wait; `leave` must follow.
 
         Raises `BackendError` OVERLOADED where too many wait already, or its turn did not come in time.
         """
         in_flight = self._in_flight.get(replica, 0)
         if in_flight < self._max_in_flight:
             self._in_flight[replica] = in_flight + 1
-            return
+            return False
         line = self._lines.setdefault(replica, WaitingLine(self._max_queue_size))
         turn: _Turn = asyncio.get_running_loop().create_future()
         number, put_out = line.join(turn, priority)
@@ -58,6 +58,7 @@ class Gate:
             raise
         if not has_turn:
             raise _overloaded("too many requests wait for this server")
+        return True
 
     def leave(self, replica: str) -> None:
         """A request has been answered, or given up: the next one in line has its place."""

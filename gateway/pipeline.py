@@ -166,9 +166,10 @@ class Pipeline:
         has_begun = False
         gate = self.gates[place.backend]
         with self._attempted(request, step, task, walk):
-            await gate.enter(place.replica, priority=request.priority, within_us=step.begin_within_us)
+            if await gate.enter(place.replica, priority=request.priority, within_us=step.begin_within_us):
+                walk.gate_us += self.clock() - began_us
             try:
-                left_us = self._after_gate(began_us, step, walk)
+                left_us = step.timeout_us - (self.clock() - began_us)
                 call = await self._call(request, task, place)
                 async with aclosing(self.backends[place.backend].infer(call, timeout_us=left_us)) as events:
                     while (
@@ -187,12 +188,6 @@ class Pipeline:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
         if request.sequence is not None:
             await self.sequences.answered(request)
-
-    def _after_gate(self, began_us: int, step: attempts.Try, walk: Walk) -> int:
-        """What is left of an attempt's time after the wait at the gate."""
-        waited_us = self.clock() - began_us
-        walk.gate_us += waited_us
-        return step.timeout_us - waited_us
 
     async def _call(self, request: InferenceRequest, task: Task, place: Place) -> BackendCall:
         return BackendCall(

@@ -4,10 +4,10 @@ Places are of two kinds: a model on a replica, and the replica itself (model `*`
 models: that nobody answers there.
 
 closed -> open after `FAILURES_TO_OPEN` blamed failures of requests, or of probes, in a row, or at once when a probe
-finds nobody there or when a model's process has died; open -> half-open after `COOL_DOWN_US`: a single request may try, and its outcome decides;
-open -> closed when a probe succeeds, if probes are what opened it or had found the backend away. Probes run every
-second, so a returned backend is used again within that time. A backend that answers wrongly looks healthy to a probe:
-only a request can close that breaker.
+finds nobody there or when a model's process has died; open -> half-open after `COOL_DOWN_US`: a single request may
+try, and its outcome decides; open -> closed when a probe succeeds, if probes are what opened it or had found the
+backend away. Probes run every second, so a returned backend is used again within that time. A backend that answers
+wrongly looks healthy to a probe: only a request can close that breaker.
 """
 
 from collections.abc import Collection, Mapping

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from gateway.backends.http_client import HttpClient
 from gateway.core.rate_limit import Charge, decide
-from gateway.core.routing import plan
+from gateway.core.routing import State, plan
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.sse import SseParser
 from gateway.core.types import Caller, InferenceRequest
@@ -67,11 +67,12 @@ def decisions() -> Table:
         id="x", task="t199", caller=Caller(key_id="k", tenant="t"), input=None, received_us=0, deadline_us=1
     )
     rule_set = RuleSet(revision=1, rules=rules)
+    state = State(why_not=lambda _: None, loads=lambda _: {}, draw=lambda: 0.5)
     charge = Charge(key="k", name="n", emission_interval_us=1_000_000, burst=60)
     event = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
     parser = SseParser()
     for name, call in (
-        ("route: the last of 200 rules", lambda: plan(rule_set, request, why_not=lambda _: None, draw=0.5)),
+        ("route: the last of 200 rules", lambda: plan(rule_set, request, state)),
         ("limit: one GCRA step", lambda: decide(charge, tat_us=5, now_us=1)),
         ("stream: one event parsed", lambda: parser.feed(event)),
     ):

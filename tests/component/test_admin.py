@@ -23,7 +23,12 @@ KNOWN = {"backends": ("triton", "local"), "tasks": ("embed",)}
 
 def rule(name: str, **fields: Any) -> dict[str, Any]:
     split = [{"backend": "triton", "model": "m", "version": "1", "weight": 1}]
-    whole = {"name": name, "match": {"task": "embed", "tenant": "*"}, "split": split, "strategy": "weighted"}
+    whole = {
+        "name": name,
+        "match": {"task": "embed", "tenant": "*", "model": "*"},
+        "split": split,
+        "strategy": "weighted",
+    }
     return {**whole, "sticky_by": "request", "fallback": [], "enabled": True, **fields}
 
 

@@ -133,7 +133,9 @@ async def test_a_trial_that_begins_to_answer_lets_the_others_in_at_once():
     async with running([llm]) as gw:
         for _ in range(3):
             await gw.post(CHAT, {**ASK, "stream": True})
-        gw.board.failed(SMOLLM2, now_us=-COOL_DOWN_US, fault=FaultKind.BROKEN)  # as if that were a while ago
+        gw.board.failed(
+            SMOLLM2, now_us=-COOL_DOWN_US, fault=Fault(kind=FaultKind.BROKEN, message="broken")
+        )  # as if that were a while ago
         async with gw.http.stream("POST", CHAT, json={**ASK, "stream": True}) as trial:
             await anext(trial.aiter_raw())
             other = await gw.post(CHAT, {**ASK, "stream": True})
@@ -147,7 +149,11 @@ async def test_a_fallback_that_is_half_open_takes_one_trial_at_a_time():
     llm2 = ScriptedBackend("llm2", [go_on, Message(body=WHOLE)])
     async with running([llm, llm2]) as gw:
         for _ in range(3):
-            gw.board.failed(Place(backend="llm2", model="other"), now_us=-2 * COOL_DOWN_US, fault=FaultKind.BROKEN)
+            gw.board.failed(
+                Place(backend="llm2", model="other"),
+                now_us=-2 * COOL_DOWN_US,
+                fault=Fault(kind=FaultKind.BROKEN, message="broken"),
+            )
         asking = [asyncio.create_task(gw.post(CHAT, ASK)) for _ in range(10)]
         await until(lambda: sum(task.done() for task in asking) == 9)
         go_on.set()

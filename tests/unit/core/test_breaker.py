@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from gateway.core.breaker import COOL_DOWN_US, FAILURES_TO_OPEN, BreakerBoard
-from gateway.core.errors import FaultKind
+from gateway.core.breaker import COOL_DOWN_US, FAILURES_TO_OPEN, BreakerBoard, server_of
+from gateway.core.errors import Fault, FaultKind
 from gateway.core.types import Place
 
 HERE = Place(backend="b", model="m", version="1")
@@ -20,7 +20,7 @@ class Timeline:
         if answered:
             self.board.answered(HERE)
         elif fault:
-            self.board.failed(HERE, now_us=self.now_us, fault=fault)
+            self.board.failed(HERE, now_us=self.now_us, fault=Fault(kind=fault, message=""))
         else:
             self.board.released(HERE)
 
@@ -111,7 +111,7 @@ def test_half_open_lets_one_request_try_and_its_end_decides():
     assert line.why_not is None
     line.board.trying(HERE, now_us=line.now_us, within_us=1000)
     assert line.why_not == "breaker half-open: a trial request is under way"
-    line.board.failed(HERE, now_us=line.now_us, fault=BROKEN)
+    line.board.failed(HERE, now_us=line.now_us, fault=Fault(kind=BROKEN, message=""))
     assert line.why_not == "breaker open: broken"
     line.now_us += COOL_DOWN_US
     line.end(answered=True)
@@ -143,7 +143,7 @@ def test_a_trial_that_begins_lets_others_in_and_one_more_failure_shuts_them_out(
     line.board.trying(HERE, now_us=line.now_us, within_us=1000)
     line.board.began(HERE)
     assert line.why_not is None
-    line.board.failed(HERE, now_us=line.now_us, fault=BROKEN)
+    line.board.failed(HERE, now_us=line.now_us, fault=Fault(kind=BROKEN, message=""))
     assert line.why_not == "breaker open: broken"
 
 
@@ -152,7 +152,7 @@ def test_streams_that_begin_and_always_break_open_it():
     for _ in range(FAILURES_TO_OPEN):
         line.board.trying(HERE, now_us=line.now_us, within_us=1000)
         line.board.began(HERE)
-        line.board.failed(HERE, now_us=line.now_us, fault=BROKEN)
+        line.board.failed(HERE, now_us=line.now_us, fault=Fault(kind=BROKEN, message=""))
     assert line.why_not == "breaker open: broken"
 
 
@@ -180,3 +180,44 @@ def test_request_failures_alone_are_not_cleared_by_a_probe():
         line.end(fault=DOWN)
     line.probe()
     assert line.why_not == "breaker open: unavailable"
+
+
+# --- a model whose process died, and whole servers ------------------------------------------------
+
+DEAD = Fault(kind=FaultKind.DEAD, message="stub", dead_model="tokenizer")
+AWAY = Fault(kind=FaultKind.UNAVAILABLE, message="refused", is_server=True)
+NEIGHBOUR = replace(HERE, model="n")
+ELSEWHERE = replace(HERE, replica="other")
+
+
+def test_a_dead_model_opens_at_once_and_no_probe_closes_it():
+    line = Timeline()
+    line.board.failed(HERE, now_us=line.now_us, fault=DEAD)
+    line.probe()
+    assert line.why_not == "breaker open: dead"
+    assert line.board.of(HERE).dead_model == "tokenizer"
+    line.board.healed(HERE)
+    assert line.why_not is None
+    assert line.board.of(HERE).dead_model == ""
+
+
+def test_a_server_that_is_away_takes_all_its_models_along_and_no_other_replica():
+    board = BreakerBoard()
+    for _ in range(FAILURES_TO_OPEN):
+        board.failed(HERE, now_us=1, fault=AWAY)
+    assert board.of(HERE).failures == 0
+    assert board.why_not(HERE, 2) == board.why_not(NEIGHBOUR, 2) == "breaker open: unavailable"
+    assert board.why_not(ELSEWHERE, 2) is None
+
+
+def test_one_trial_decides_for_a_whole_server():
+    board = BreakerBoard()
+    for _ in range(FAILURES_TO_OPEN):
+        board.failed(HERE, now_us=1, fault=AWAY)
+    later_us = 2 + COOL_DOWN_US
+    assert board.why_not(NEIGHBOUR, later_us) is None
+    board.trying(NEIGHBOUR, now_us=later_us, within_us=1000)
+    assert board.why_not(HERE, later_us + 1) == "breaker half-open: a trial request is under way"
+    board.answered(NEIGHBOUR)
+    assert board.why_not(HERE, later_us + 2) is None
+    assert board.of(server_of(HERE)).failures == 0

@@ -1,12 +1,14 @@
 import copy
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.routing import plan
+from gateway.core.routing import State, only, plan
 from gateway.core.rules import MAX_RULES, RuleError, RuleSet, check_targets, parse_rules, rules_document
 from gateway.core.types import Caller, InferenceRequest
 
@@ -20,16 +22,26 @@ def rule(name: str = "r", **fields: Any) -> dict[str, Any]:
     return {"name": name, "match": {"task": "embed"}, "split": [A1], **fields}
 
 
-def request(task: str = "embed", tenant: str = "t1") -> InferenceRequest:
+def request(task: str = "embed", tenant: str = "t1", model: str = "", version: str = "") -> InferenceRequest:
     who = Caller(key_id="k", tenant=tenant)
-    return InferenceRequest(id="1", task=task, caller=who, input=None, received_us=0, deadline_us=1)
+    return InferenceRequest(
+        id="1", task=task, caller=who, input=None, received_us=0, deadline_us=1, model=model, version=version
+    )
 
 
-def planned(rules: list[dict[str, Any]], *, draw: float = 0.0, down: tuple[str, ...] = (), **asked: str):
+def planned(
+    rules: list[dict[str, Any]],
+    *,
+    draw: float = 0.0,
+    down: tuple[str, ...] = (),
+    loads: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+    **asked: str,
+):
     def why_not(target):
         return "down" if str(target) in down else None
 
-    return plan(RuleSet(revision=7, rules=parse_rules(rules)), request(**asked), why_not=why_not, draw=draw)
+    state = State(why_not=why_not, loads=lambda backend: loads.get(backend, {}), draw=lambda: draw)
+    return plan(RuleSet(revision=7, rules=parse_rules(rules)), request(**asked), state)
 
 
 def names(made) -> list[str]:
@@ -58,6 +70,9 @@ def refusals(made) -> list[str]:
         ([rule(guard={})], "rule 'r': unknown field 'guard'"),
         ([rule(match={"tsak": "embed"})], "rule 'r': match: unknown field 'tsak' (did you mean 'task'?)"),
         ([rule(match={"task": "(a+)+$"})], "rule 'r': match.task: must be a name"),
+        ([rule(match={"model": "a b"})], "rule 'r': match.model: must be a name"),
+        ([rule(match={"task": "*", "modle": "m"})], "rule 'r': match: unknown field 'modle' (did you mean 'model'?)"),
+        ([rule(split=[{"backend": "triton", "model": "m*"}])], "rule 'r': split[0].model: must be a name"),
         ([rule(match=[])], "rule 'r': match: must be a mapping"),
         ([rule(split=[])], "rule 'r': split: at least one target is needed"),
         ([rule(split="triton/m")], "rule 'r': split: must be a list of targets"),
@@ -253,3 +268,73 @@ def test_a_fallback_that_is_in_the_split_too_is_tried_once():
 def test_the_same_place_is_tried_once_whatever_its_weight_says():
     made = planned([rule(split=[{**B, "weight": 90}, {**A1, "weight": 10}], fallback=[B])])
     assert names(made) == ["local/m", "triton/m:1"]
+
+
+# --- models that the caller names -----------------------------------------------------------------
+
+STAR = {"backend": "triton", "model": "*"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"model": "resnet"}, ["triton/resnet", "local/resnet"]),
+        ({"model": "resnet", "version": "3"}, ["triton/resnet:3", "local/resnet:3"]),
+    ],
+)
+def test_a_star_is_the_model_that_the_caller_names(asked, expected):
+    made = planned([rule(split=[STAR], fallback=[{"backend": "local", "model": "*"}])], **asked)
+    assert names(made) == expected
+
+
+def test_a_star_leads_nowhere_for_a_caller_that_names_no_model():
+    made = planned([rule(split=[STAR])])
+    assert made.candidates == ()
+    assert made.refusals[0][1] == "the request names no model"
+
+
+def test_a_rule_for_one_model_stands_before_the_one_for_all():
+    rules = [rule("one", match={"task": "embed", "model": "m"}, split=SPLIT), rule("all", split=[STAR])]
+    assert planned(rules, model="m").rule == "one"
+    assert planned(rules, model="other").rule == "all"
+    assert planned(rules).rule == "all"
+
+
+def test_the_version_that_the_caller_names_stands_above_the_splits():
+    assert names(planned([rule(split=SPLIT)], model="m", version="2")) == ["triton/m:2"]
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+TWO = {"triton": {"a": 5, "b": 1}}
+
+
+def test_of_two_replicas_the_less_loaded_is_first_and_the_other_its_second():
+    for draw in (0.0, 0.3, 0.6, 0.99):
+        made = planned([rule(fallback=[B])], loads=TWO, draw=draw)
+        assert names(made) == ["triton/m:1@b", "triton/m:1@a", "local/m"]
+
+
+def test_a_replica_that_is_down_is_refused_with_its_reason_and_the_other_serves():
+    made = planned([rule()], loads=TWO, down=("triton/m:1@b",))
+    assert names(made) == ["triton/m:1@a"]
+    assert refusals(made) == ["triton/m:1@b: down"]
+
+
+def test_a_target_without_a_healthy_replica_is_out_of_the_split():
+    down = ("triton/m:1@a", "triton/m:1@b")
+    assert names(planned([rule(split=[A1, B], strategy="ordered")], loads=TWO, down=down)) == ["local/m"]
+
+
+def test_at_most_two_replicas_of_a_target_are_candidates():
+    loads = {"triton": {f"r{i}": i for i in range(20)}}
+    for draw in (0.0, 0.5, 0.99):
+        made = planned([rule(fallback=[B])], loads=loads, draw=draw)
+        assert len(made.candidates) == 3
+        assert len(set(made.candidates)) == 3
+
+
+def test_only_keeps_the_rule_and_one_place():
+    made = planned([rule(fallback=[B])], loads=TWO)
+    narrowed = only(made, made.candidates[1])
+    assert (narrowed.rule, narrowed.candidates) == ("r", (made.candidates[1],))
