@@ -315,4 +315,5 @@ def _route(plan: Plan, place: Place, walk: Walk) -> Route:
         version=walk.version or place.version,
         rule=plan.rule,
         attempts=len(walk.faults) + 1,
+        replica=place.replica,
     )

@@ -75,8 +75,12 @@ async def data_plane(
     """
     tasks = _tasks(settings)
     metrics, board = Metrics(registry), BreakerBoard()
-    observers: list[Observer] = [metrics, *([AccessLog()] if settings.telemetry.access_log else [])]
+    observers: list[Observer] = [metrics]
     async with AsyncExitStack() as stack:
+        if settings.telemetry.access_log:
+            access_log = AccessLog()
+            stack.callback(access_log.flush)
+            observers.append(access_log)
         backends = await _backends(settings, stack)
         limiter, rules = await _stores(settings, stack)
         prober = Prober(backends=backends, rules=rules, board=board, clock=monotonic_us, observer=metrics)

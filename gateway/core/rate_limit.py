@@ -5,6 +5,7 @@ test proves them equal. Terms as in ITU-T I.371: the *theoretical arrival time* 
 would be empty of debt; a request costs one `emission_interval_us`; `burst` requests may come at once.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ class Outcome:
     retry_after_us: int
 
 
+@functools.lru_cache(maxsize=10_000)
 def charges(caller: Caller) -> tuple[Charge, ...]:
     """What one request of `caller` costs: one request against each of its key's limits."""
     return tuple(_charge(caller.key_id, limit) for limit in dict.fromkeys(caller.limits))

@@ -210,13 +210,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where the answer came from: shown in `route` and the `x-gateway-*` headers."""
+    """Where the answer came from: shown in `route` and the `x-gateway-*` headers; the replica in the log alone."""
 
     backend: str
     model: str
     version: str
     rule: str
     attempts: int
+    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

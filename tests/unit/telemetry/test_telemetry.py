@@ -10,8 +10,9 @@ from gateway.core.errors import Fault, FaultKind, InternalError, Unauthorized
 from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.types import Place, Route, Timing, Usage
-from gateway.telemetry.logs import AccessLog, JsonLines
+from gateway.telemetry.logs import MAX_LINES, AccessLog, JsonLines
 from gateway.telemetry.metrics import Metrics
+from tests.kit.wait import until
 
 ROUTE = Route(backend="triton", model="m", version="1", rule="r", attempts=2)
 RECORD = RequestRecord(
@@ -76,14 +77,10 @@ def test_health_and_batches():
     assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="1") == 1
 
 
-def lines(caplog):
-    return [json.loads(JsonLines().format(record)) for record in caplog.records]
-
-
-def test_a_request_is_one_json_line(caplog):
-    with caplog.at_level(logging.INFO):
-        AccessLog().ended(RECORD)
-    (line,) = lines(caplog)
+def test_a_request_is_one_json_line():
+    written = []
+    AccessLog(written.append).ended(RECORD)
+    line = json.loads(written[0])
     assert line["request_id"] == "abc"
     assert line["route"] == "triton/m:1"
     assert line["total_ms"] == 12.0
@@ -93,14 +90,36 @@ def test_a_request_is_one_json_line(caplog):
     assert line["reasons"] == ["attempt: timeout: slow"]
 
 
-def test_an_internal_error_brings_its_trace_and_stays_one_line(caplog):
+def test_an_internal_error_brings_its_trace_and_stays_one_line():
     error = InternalError("failed")
     error.__cause__ = ZeroDivisionError("a\nb")
-    with caplog.at_level(logging.INFO):
-        AccessLog().ended(refused(error=error))
-        AccessLog().refused(refused())
-    first, second = lines(caplog)
+    written = []
+    log = AccessLog(written.append)
+    log.ended(refused(error=error))
+    log.refused(refused())
+    first, second = (json.loads(line) for line in written)
     assert "ZeroDivisionError" in first["exception"]
     assert first["level"] == "error"
     assert second["detail"] == "a\nb\x1b\ud83d"
-    assert all("\n" not in JsonLines().format(record) for record in caplog.records)
+    assert all(line.count("\n") == 1 and line.isascii() for line in written)
+
+
+async def test_lines_are_written_together_and_none_is_lost():
+    written = []
+    log = AccessLog(written.append)
+    for _ in range(2 * MAX_LINES):
+        log.ended(RECORD)
+    assert [text.count("\n") for text in written] == [MAX_LINES, MAX_LINES]
+    log.ended(RECORD)
+    assert len(written) == 2
+    await until(lambda: len(written) == 3)
+    log.ended(RECORD)
+    log.flush()
+    assert written[-1].count("\n") == 1
+
+
+def test_other_lines_have_the_same_form():
+    record = logging.makeLogRecord({"msg": "it\u2028happened", "levelname": "INFO", "name": "n", "place": ROUTE})
+    line = JsonLines().format(record)
+    assert line.isascii()
+    assert json.loads(line)["event"] == "it\u2028happened"
