@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.api.endpoint import DEPARTURE, Departure
 from gateway.settings import ConfigError
 
 BACKLOG: Final = 2048
@@ -41,15 +42,18 @@ class Http(HttpToolsProtocol):
         self._is_in_head = True
         self._body_left: int | None = 0  # None: chunked, only the parser knows
         self._is_refused = False
+        self._departures: list[Departure] = []
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Nothing is waited for any more, and whoever works for the peer is told."""
         self._stop_head_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
+        for departure in self._departures:
+            departure.left()
 
     def pause_writing(self) -> None:
         """The peer takes nothing: it has a bounded time to go on."""
@@ -106,6 +110,8 @@ class Http(HttpToolsProtocol):
         self._stop_head_timer()
         fields = dict(self.headers)
         self._body_left = None if b"transfer-encoding" in fields else int(fields.get(b"content-length", b"0"))
+        self.scope[DEPARTURE] = departure = Departure()  # type: ignore[typeddict-unknown-key]  # a key of our own
+        self._departures = [*(one for one in self._departures if not one.is_over), departure]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -182,6 +188,7 @@ async def serve_app(
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nothing here believes what a header says of the peer
         timeout_graceful_shutdown=max(1, round(drain_s)),
         timeout_keep_alive=KEEP_ALIVE_S,
     )
