@@ -10,8 +10,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 import uvicorn
-from fastapi import FastAPI
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.api.endpoint import DEPARTURE, Departure
@@ -176,9 +175,7 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve_app(
-    app: FastAPI | Starlette, sockets: list[socket.socket], stop: asyncio.Event, *, drain_s: float
-) -> None:
+async def serve_app(app: ASGIApp, sockets: list[socket.socket], stop: asyncio.Event, *, drain_s: float) -> None:
     """Serve until `stop`, then finish what is in flight for at most `drain_s`."""
     config = uvicorn.Config(
         app,

@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
+from starlette.types import ASGIApp
 
 from gateway.admin.app import create_admin_app
 from gateway.api.app import create_app
@@ -68,7 +69,7 @@ def monotonic_us() -> int:
 @contextlib.asynccontextmanager
 async def data_plane(
     settings: Settings, registry: CollectorRegistry, *, is_draining: Callable[[], bool]
-) -> AsyncGenerator[FastAPI, None]:
+) -> AsyncGenerator[ASGIApp, None]:
     """One worker of the data plane, ready to serve: models loaded, rules read, every place probed once.
 
     Raises `ConfigError` for a configuration that cannot be served.
@@ -178,12 +179,12 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
     """A new kind of backend is a case here. Raises ValueError for what cannot be served."""
     match settings:
         case TritonSettings():
-            return TritonBackend(name, settings.url)
+            return await TritonBackend.open(name, settings.url)
         case OpenAISettings():
             return OpenAIBackend(name, settings.base_url, api_key=settings.api_key(), headers=settings.headers)
         case LocalSettings():
             if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
-                return TritonBackend(name, shared)
+                return await TritonBackend.open(name, shared)
             from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
 
             return await LocalBackend.open(name, settings.repository, models=settings.models)

@@ -1,22 +1,20 @@
-"""The data plane's path table."""
+"""The data plane's path table, as an ASGI application with nothing between it and the server."""
 
-from http import HTTPStatus
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from fastapi import FastAPI
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import __version__
 from gateway.api import openai, openapi, tasks
 from gateway.api.endpoint import Api, Endpoint, Handler, request_id
 from gateway.api.errors import ErrorForm, openai_error, problem
-from gateway.core.errors import GatewayError, MethodNotAllowed, NotFound
+from gateway.core.errors import MethodNotAllowed, NotFound
 
 # Model names hold slashes in the OpenAI world ("org/model"), hence `:path`.
-PATHS: tuple[tuple[str, str, Handler, ErrorForm], ...] = (
+PATHS: Final[tuple[tuple[str, str, Handler, ErrorForm], ...]] = (
     ("POST", "/v1/infer", tasks.infer, problem),
     ("GET", "/v1/tasks", tasks.list_tasks, problem),
     ("GET", "/v1/tasks/{task}", tasks.get_task, problem),
@@ -29,45 +27,71 @@ PATHS: tuple[tuple[str, str, Handler, ErrorForm], ...] = (
 _OPENAI_PREFIXES = ("/v1/chat", "/v1/embeddings", "/v1/models", "/v1/completions", "/v1/responses")
 
 
-def create_app(api: Api) -> FastAPI:
-    """The data plane as an ASGI application. No interactive docs page: those load scripts from elsewhere."""
-    app = FastAPI(
-        title="Hybrid inference gateway",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/openapi.json",
-    )
-    app.router.redirect_slashes = False  # a redirect would answer before the key is checked
+class App:
+    """Finds a request's path and method in the table; what the endpoints do not catch, the server answers with 500."""
+
+    def __init__(self, table: Mapping[str, Mapping[str, ASGIApp]]) -> None:
+        self._fixed = {path: methods for path, methods in table.items() if "{" not in path}
+        patterns = ((compile_path(path), methods) for path, methods in table.items() if "{" in path)
+        self._patterns = [(regex, convertors, methods) for (regex, _, convertors), methods in patterns]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        methods = self._fixed.get(scope["path"])
+        if methods is None:
+            methods = self._matched(scope)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        answer = methods.get(method)
+        if answer is None:
+            answer = _no_such_path(Request(scope), methods)
+        await answer(scope, receive, send)
+
+    def _matched(self, scope: Scope) -> Mapping[str, ASGIApp]:
+        """The methods of a path with parameters, which are put into the scope; empty where there is no such path."""
+        for regex, convertors, methods in self._patterns:
+            found = regex.match(scope["path"])
+            if found:
+                scope["path_params"] = {
+                    name: convertors[name].convert(text) for name, text in found.groupdict().items()
+                }
+                return methods
+        return {}
+
+
+def create_app(api: Api) -> App:
+    """The data plane over `api`."""
+    table: dict[str, dict[str, ASGIApp]] = {}
     for method, path, handler, form in PATHS:
-        app.router.routes.append(Route(path, Endpoint(handler, api, form), methods=[method]))
-
-    async def live(_: Request) -> Response:
-        return JSONResponse({"status": "live"})
-
-    async def ready(_: Request) -> Response:
-        if api.is_ready():
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "draining"}, status_code=503)
-
-    app.router.routes.append(Route("/healthz/live", live))
-    app.router.routes.append(Route("/healthz/ready", ready))
-    written: dict[str, Any] = openapi.document(api.pipeline.tasks, api.models)
-    app.openapi = lambda: written  # type: ignore[method-assign]  # FastAPI's documented way to replace it
-    app.add_exception_handler(HTTPException, _no_such_path)
-    return app
+        table.setdefault(path, {})[method] = Endpoint(handler, api, form)
+    document = openapi.document(api.pipeline.tasks, api.models)
+    table["/openapi.json"] = {"GET": _plain(lambda: JSONResponse(document))}
+    table["/healthz/live"] = {"GET": _plain(lambda: JSONResponse({"status": "live"}))}
+    table["/healthz/ready"] = {"GET": _plain(lambda: _ready(api))}
+    return App(table)
 
 
-async def _no_such_path(request: Request, fault: Exception) -> Response:
-    """404 and 405 of the router, in the form of the path's neighbours."""
-    error: GatewayError
-    if isinstance(fault, HTTPException) and fault.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        error = MethodNotAllowed("this path does not take this method")
-    else:
-        error = NotFound("there is no such path; /openapi.json lists them")
+def _ready(api: Api) -> Response:
+    if api.is_ready():
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "draining"}, status_code=503)
+
+
+def _plain(respond: Callable[[], Response]) -> ASGIApp:
+    """An answer that needs no key."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond()(scope, receive, send)
+
+    return answer
+
+
+def _no_such_path(request: Request, methods: Mapping[str, ASGIApp]) -> Response:
+    """404 or 405, in the form of the path's neighbours."""
     form = openai_error if request.url.path.startswith(_OPENAI_PREFIXES) else problem
-    response = form(error)
-    if isinstance(fault, HTTPException) and fault.headers and "Allow" in fault.headers:
-        response.headers["allow"] = fault.headers["Allow"]
+    if methods:
+        response = form(MethodNotAllowed("this path does not take this method"))
+        response.headers["allow"] = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
+    else:
+        response = form(NotFound("there is no such path; /openapi.json lists them"))
     response.headers["x-request-id"] = request_id(request)
     return response
