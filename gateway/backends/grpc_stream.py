@@ -1,0 +1,258 @@
+"""One gRPC call on a connection: its messages out as far as windows allow, its messages in one by one."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Final, Protocol
+
+from gateway.backends.grpc_headers import GrpcError, http_error, status_error
+from gateway.backends.http2 import ErrorCode, Http2Error
+
+WINDOW: Final = 1024 * 1024  # bytes that a server may send of one call unread
+MAX_MESSAGE: Final = 2**31 - 1 - WINDOW  # the window opens for a whole message, and no window may be larger than 2^31-1
+PREFIX: Final = Struct(">BL")  # of a message: whether compressed, and its length
+_PREFIX_BYTES: Final = PREFIX.size
+
+
+class Wire(Protocol):
+    """What a stream needs of its connection."""
+
+    def grant(self, stream_id: int, size: int) -> None:
+        """Let the server send `size` bytes more."""
+        ...
+
+    def leave(self, stream: "Stream", code: ErrorCode) -> None:
+        """Forget the stream. NO_ERROR: the server has ended it, and is told only if we have not sent all."""
+        ...
+
+
+class Stream:
+    """One call. The connection feeds it; the caller awaits `only` or `next_message`, then calls `end`, always.
+
+    A server may be ahead of the reader by `WINDOW` bytes and the one message that is read next: the window opens again
+    for each message when it becomes the next, for a large one as soon as its length is known.
+    """
+
+    __slots__ = (
+        "_body_size",
+        "_compressed",
+        "_error",
+        "_granted",
+        "_has_head",
+        "_held",
+        "_is_unary",
+        "_loop",
+        "_max_message",
+        "_messages",
+        "_parts",
+        "_timer",
+        "_to_grant",
+        "_unsent",
+        "_waiter",
+        "_wire",
+        "has_sent_all",
+        "id",
+        "is_ended",
+        "send_window",
+    )
+
+    def __init__(self, wire: Wire, *, is_unary: bool, max_message: int, deadline: float) -> None:
+        self.id = 0
+        self.is_ended = False
+        self.send_window = 0
+        self.has_sent_all = False
+        self._wire = wire
+        self._is_unary = is_unary
+        self._max_message = max_message
+        self._loop = asyncio.get_running_loop()
+        self._unsent: deque[memoryview] = deque()
+        self._messages: deque[bytes] = deque()
+        self._parts: list[memoryview] = []  # of the message that is on its way
+        self._held = 0  # bytes in them
+        self._body_size = -1  # of that message; -1 before its prefix has come
+        self._granted = WINDOW  # bytes that the server may still send
+        self._to_grant = 0  # bytes it may send but has not been told of
+        self._has_head = False
+        self._error: GrpcError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer = self._loop.call_at(deadline, self._expire)
+
+    # --- the caller's side ------------------------------------------------------------------------
+
+    async def only(self) -> bytes:
+        """The one message of a unary call, once its status has come. Raises `GrpcError`."""
+        if not self.is_ended:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+        if len(self._messages) != 1:
+            raise GrpcError("INTERNAL", f"{len(self._messages)} messages in the answer to a unary call")
+        return self._messages[0]
+
+    async def next_message(self) -> bytes | None:
+        """The next message; None after the last one. Raises `GrpcError` once all that came has been read."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self.is_ended:
+                return None
+            await self._wait()
+        message = self._messages.popleft()
+        if self._messages:
+            self._account(len(self._messages[0]))
+        elif self._body_size >= 0:
+            self._account(self._body_size)
+        return message
+
+    def end(self) -> None:
+        """The caller is done: a server that is not, is told so at once."""
+        self._timer.cancel()
+        if not self.is_ended:
+            self.is_ended = True
+            self._wire.leave(self, ErrorCode.CANCEL)
+
+    # --- the connection's side --------------------------------------------------------------------
+
+    def take_head(self, headers: Mapping[bytes, bytes], *, is_last: bool) -> None:
+        """Headers: the first ones, or trailers."""
+        if self._has_head or b"grpc-status" in headers:
+            if not is_last:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "headers in the middle of an answer")
+            self._finish(status_error(headers))
+            return
+        status = headers.get(b":status", b"")
+        if len(status) == 3 and status[0] == ord("1"):  # noqa: PLR2004 - 1xx: an interim answer, the real one follows
+            return
+        self._has_head = True
+        if status != b"200" or not headers.get(b"content-type", b"").startswith(b"application/grpc"):
+            self.fail(http_error(status))
+        elif is_last:
+            self._finish(status_error(headers))
+
+    def take_data(self, part: memoryview, *, padding: int, is_last: bool) -> None:
+        """A part of the body; `padding` bytes that came with it count for the window alone."""
+        if not self._has_head:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "data before headers")
+        size = len(part)
+        self._granted -= size + padding
+        if self._granted < 0:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
+        if padding:
+            self._grant(padding)
+        if size:
+            self._parts.append(part)
+            self._held += size
+            if self._held >= (_PREFIX_BYTES if self._body_size < 0 else self._body_size):
+                self._cut()
+        if is_last and not self.is_ended:
+            self.fail(GrpcError("INTERNAL", "the answer ended without a status"))
+
+    def queue(self, messages: Sequence[bytes]) -> None:
+        """Messages to send, one after the other, as windows allow."""
+        for message in messages:
+            self._unsent.append(memoryview(PREFIX.pack(0, len(message))))
+            self._unsent.append(memoryview(message))
+
+    def take_unsent(self, size: int) -> tuple[int, list[memoryview]]:
+        """Up to `size` bytes of the messages, without copying: how many, and the parts."""
+        parts: list[memoryview] = []
+        taken = 0
+        while self._unsent and taken < size:
+            part = self._unsent.popleft()
+            if len(part) > size - taken:
+                self._unsent.appendleft(part[size - taken :])
+                part = part[: size - taken]
+            taken += len(part)
+            parts.append(part)
+        self.has_sent_all = not self._unsent
+        return taken, parts
+
+    def fail(self, error: GrpcError, code: ErrorCode = ErrorCode.CANCEL) -> None:
+        """End with this error, and tell the server."""
+        if not self.is_ended:
+            self._finish(error, code)
+
+    def lose(self, error: GrpcError) -> None:
+        """End with this error where there is nobody left to be told."""
+        self.is_ended = True
+        self._end_with(error)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        """Messages out of the parts."""
+        while True:
+            if self._body_size < 0 and (self._held < _PREFIX_BYTES or not self._begin(self._take(_PREFIX_BYTES))):
+                return
+            if self._held < self._body_size:
+                return
+            self._messages.append(bytes(self._take(self._body_size)))
+            self._body_size = -1
+            if not self._is_unary:
+                self._wake()
+            if not self._held:
+                return
+
+    def _begin(self, prefix: bytes | memoryview) -> bool:
+        """Read a message's prefix; False if that ends the call."""
+        compressed, size = PREFIX.unpack(prefix)
+        if compressed:
+            self.fail(GrpcError("INTERNAL", "a compressed message, which was not asked for"))
+            return False
+        if size > self._max_message:
+            text = f"CLIENT: Received message larger than max ({size} vs. {self._max_message})"
+            self.fail(GrpcError("RESOURCE_EXHAUSTED", text))
+            return False
+        self._body_size = size
+        if not self._messages:
+            self._account(size)
+        return True
+
+    def _take(self, size: int) -> bytes | memoryview:
+        """The first `size` bytes that are held. Only the last part can hold more than is needed."""
+        if not size:
+            return b""
+        parts = self._parts
+        self._held -= size
+        if not self._held:
+            self._parts = []
+        else:
+            last = parts[-1]
+            cut = len(last) - self._held
+            parts[-1] = last[:cut]
+            self._parts = [last[cut:]]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _account(self, body_size: int) -> None:
+        """The message of this size is the next to be read: what it takes of the window is given back."""
+        self._grant(_PREFIX_BYTES + body_size)
+
+    def _grant(self, size: int) -> None:
+        self._to_grant += size
+        if self._to_grant >= WINDOW // 2 and not self.is_ended:
+            self._wire.grant(self.id, self._to_grant)
+            self._granted += self._to_grant
+            self._to_grant = 0
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _expire(self) -> None:
+        self.fail(GrpcError("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+
+    def _finish(self, error: GrpcError | None, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        self.is_ended = True
+        self._end_with(error)
+        self._wire.leave(self, code)
+
+    def _end_with(self, error: GrpcError | None) -> None:
+        self._error = error
+        self._parts.clear()
+        self._unsent.clear()
+        self._wake()

@@ -1,0 +1,130 @@
+"""`python -m tests.bench.grpc_client`: what one unary call costs the client, ours beside `grpc.aio`.
+
+A tiny FP32[8] identity model in a real Triton on one core, the client on another; both clients encode and decode the
+same protobufs under uvloop. Runs take turns, and medians are told. The CPU time is of the whole client process, the
+threads of gRPC included.
+
+Where other processes want the same cores, calls/s say little: a client that is done early sleeps, and must wait for the
+others' time slices. Run it as `chrt -r 1 python -m tests.bench.grpc_client` there, or look at the CPU time alone.
+"""
+
+import asyncio
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc.aio
+import numpy as np
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as pb_grpc
+
+from gateway.backends.grpc_aio import CHANNEL_OPTIONS
+from gateway.backends.grpc_channel import GrpcChannel
+from tests.kit.servers import running
+
+ROUNDS = 5
+IN_FLIGHT = (1, 16, 64)
+METHOD = b"/inference.GRPCInferenceService/ModelInfer"
+TIMEOUT_S = 10.0
+CONFIG = """
+name: "identity"
+backend: "python"
+max_batch_size: 64
+input { name: "X" data_type: TYPE_FP32 dims: [ 8 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 8 ] }
+dynamic_batching { }
+"""
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "X")
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor.as_numpy())]))
+        return answers
+"""
+Call = Callable[[pb.ModelInferRequest], Awaitable[pb.ModelInferResponse]]
+Run = tuple[float, float, float]  # calls/s, us of CPU per call, median latency in ms
+
+
+def main(
+    seconds: float = typer.Option(1.5, help="Length of each run."),
+    target: str = typer.Option("triton", help="triton, or local for the local runtime."),
+) -> None:
+    """Measure; about two minutes."""
+    cores = sorted(os.sched_getaffinity(0))
+    console = Console()
+    console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {target}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.sched_setaffinity(0, {cores[-1]})  # what the server inherits
+        with running(target, Path(folder)) as server:
+            server.add_model("identity", config=CONFIG, model=MODEL)
+            os.sched_setaffinity(0, {cores[0]})
+            console.print(uvloop.run(compared(server.grpc, seconds)))
+
+
+async def compared(address: str, seconds: float) -> Table:
+    """Both clients, in turns."""
+    table = Table("in flight", "client", "calls/s", "CPU us per call", "p50 ms")
+    ours = GrpcChannel(address)
+
+    async def by_ours(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        answer = await ours.unary(METHOD, request.SerializeToString(), timeout_s=TIMEOUT_S)
+        return pb.ModelInferResponse.FromString(answer)
+
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+
+        async def by_grpc(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+            return await stub.ModelInfer(request, timeout=TIMEOUT_S)
+
+        await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="identity"))
+        clients: dict[str, Call] = {"grpc.aio": by_grpc, "ours": by_ours}
+        for in_flight in IN_FLIGHT:
+            runs: dict[str, list[Run]] = {name: [] for name in clients}
+            for call in clients.values():
+                await load(call, in_flight, seconds / 3)
+            for _ in range(ROUNDS):
+                for name, call in clients.items():
+                    runs[name].append(await load(call, in_flight, seconds))
+            for name, each in runs.items():
+                rate, cpu, p50 = (statistics.median(column) for column in zip(*each, strict=True))
+                table.add_row(str(in_flight), name, f"{rate:,.0f}", f"{cpu:.1f}", f"{p50:.3f}")
+    await ours.close()
+    return table
+
+
+async def load(call: Call, in_flight: int, seconds: float) -> Run:
+    """Closed loop of `in_flight` callers; every answer is looked at."""
+    raw = np.arange(8, dtype=np.float32).tobytes()
+    request = pb.ModelInferRequest(model_name="identity", raw_input_contents=[raw])
+    request.inputs.add(name="X", datatype="FP32", shape=[1, 8])
+    latencies: list[float] = []
+    began, cpu = time.perf_counter(), time.process_time()
+    end = began + seconds
+
+    async def one() -> None:
+        while (sent := time.perf_counter()) < end:
+            answer = await call(request)
+            latencies.append(time.perf_counter() - sent)
+            if answer.raw_output_contents[0] != raw:
+                raise SystemExit("a wrong answer")
+
+    await asyncio.gather(*(one() for _ in range(in_flight)))
+    cpu, passed = time.process_time() - cpu, time.perf_counter() - began
+    return len(latencies) / passed, cpu / len(latencies) * 1e6, statistics.median(latencies) * 1000
+
+
+if __name__ == "__main__":
+    typer.run(main)
