@@ -1,8 +1,10 @@
 """What the gateway knows of a model that a server serves, and how its answers are held against that."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gateway.core.tensors import ITEM_SIZES, byte_size
 from gateway.core.types import Tensor
 
 DEFAULT_SEQUENCE_IDLE_US = 1_000_000  # Triton's `max_sequence_idle_microseconds` where a model sets none
@@ -66,11 +68,44 @@ class ModelFigures:
     batch_sizes: Mapping[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """Requests that a version of a model has answered, and failed."""
+
+    requests: int = 0
+    failures: int = 0
+
+    def since(self, before: "Outcomes") -> "Outcomes":
+        """What has come since; a server that started again counts from 0."""
+        return Outcomes(
+            requests=max(0, self.requests - before.requests), failures=max(0, self.failures - before.failures)
+        )
+
+    @property
+    def ratio(self) -> float:
+        """The part that failed."""
+        whole = self.requests + self.failures
+        return self.failures / whole if whole else 0.0
+
+
 def rows(facts: ModelFacts, inputs: Sequence[Tensor]) -> int | None:
     """How many rows a request has, and so its answer must have; None where the model does not batch."""
     if not facts.max_batch_size or not inputs or not inputs[0].shape:
         return None
     return inputs[0].shape[0]
+
+
+def output_sizes(facts: ModelFacts, names: Sequence[str], row_count: int | None) -> Mapping[str, int]:
+    """The bytes of those outputs of an answer (all of them where none is named) whose sizes the model fixes."""
+    sizes = {}
+    for name in names or facts.outputs:
+        known = facts.outputs.get(name)
+        if known is None or known.datatype not in ITEM_SIZES:
+            continue
+        shape = known.shape if row_count is None else (row_count, *known.shape[1:])
+        with contextlib.suppress(ValueError):  # a free dimension, or a shape that no tensor can have
+            sizes[name] = byte_size(known.datatype, shape)
+    return sizes
 
 
 def why_wrong(facts: ModelFacts, outputs: Sequence[Tensor], row_count: int | None) -> str | None:

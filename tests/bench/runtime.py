@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -39,7 +39,8 @@ UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 class Target:
     name: str
     url: str
-    body: object
+    body: bytes
+    headers: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"content-type": "application/json"})
 
 
 def against_mosec(seconds: float, mosec_python: str | None) -> Table | str:
@@ -67,7 +68,7 @@ def measure(targets: Sequence[Target], wrk: list[str], folder: Path, core: int) 
     runs: dict[str, list[tuple[float, float, float]]] = {target.name: [] for target in targets}
     for number in range(ROUNDS + 1):
         for target in targets:
-            run = one_run(target, wrk, folder, core)
+            run = wrk_run(target, wrk, folder, core)
             if number:  # the first round warms up
                 runs[target.name].append(run)
     table = Table("JSON, MLP, 64 in flight", "rps", "p50 ms", "p99 ms", "x Mosec")
@@ -78,11 +79,12 @@ def measure(targets: Sequence[Target], wrk: list[str], folder: Path, core: int) 
     return table
 
 
-def one_run(target: Target, wrk: list[str], folder: Path, core: int) -> tuple[float, float, float]:
+def wrk_run(target: Target, wrk: list[str], folder: Path, core: int) -> tuple[float, float, float]:
     """Requests per second, p50 and p99 in ms, as wrk tells them."""
     script = folder / "post.lua"
-    body = json.dumps(target.body, separators=(",", ":"))
-    script.write_text(f"wrk.method='POST'\nwrk.headers['content-type']='application/json'\nwrk.body='{body}'\n")
+    headers = "".join(f"wrk.headers['{name}']='{value}'\n" for name, value in target.headers.items())
+    body = "".join(f"\\{byte:03d}" for byte in target.body)
+    script.write_text(f"wrk.method='POST'\n{headers}wrk.body='{body}'\n")
     command = ["taskset", "-c", str(core), *wrk, "-t1", "--latency", "-s", str(script), target.url]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in said or "Socket errors" in said:
@@ -112,7 +114,7 @@ def ours(folder: Path, core: int) -> Iterator[list[Target]]:
         config.name = name
         (folder / name / "config.pbtxt").write_text(config_text(config))
     shutil.rmtree(source)
-    body = {"inputs": [{"name": "INPUT__0", "datatype": "FP32", "shape": [1, 128], "data": ROW}]}
+    body = _json({"inputs": [{"name": "INPUT__0", "datatype": "FP32", "shape": [1, 128], "data": ROW}]})
     port = free_port()
     arguments = ("serve", "--repository", str(folder), "--http", f"127.0.0.1:{port}", "--grpc", "none")
     with served([sys.executable, "-m", "local_runtime", *arguments], core, f"http://127.0.0.1:{port}/v2/health/ready"):
@@ -130,7 +132,7 @@ def mosec(folder: Path, python: str, core: int) -> Iterator[Target]:
     server = Path(__file__).parent / "mosec_server.py"
     command = [python, str(server), "--address", "127.0.0.1", "--port", str(port), "--path", str(folder)]
     with served(command, core, f"http://127.0.0.1:{port}/"):
-        yield Target(name="Mosec", url=f"http://127.0.0.1:{port}/inference", body=ROW)
+        yield Target(name="Mosec", url=f"http://127.0.0.1:{port}/inference", body=_json(ROW))
 
 
 @contextlib.contextmanager
@@ -153,6 +155,10 @@ def served(command: list[str], core: int, ready_url: str) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait(30)
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def free_port() -> int:

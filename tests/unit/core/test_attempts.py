@@ -97,3 +97,12 @@ def test_retry_after_is_the_backends_own():
     assert error_headers(told.error)["retry-after"] == "7"
     assert error_headers(step([A], [FaultKind.UNAVAILABLE]).error)["retry-after"] == "1"
     assert "retry-after" not in error_headers(step([A], [FaultKind.BROKEN]).error)
+
+
+def test_a_request_that_two_models_died_of_is_not_sent_to_a_third():
+    third = Place(backend="c", model="m")
+    assert isinstance(step([A, B, third], [FaultKind.DEAD]), Try)
+    assert isinstance(step([A, B, third], [FaultKind.DEAD, FaultKind.UNAVAILABLE]), Try)
+    given_up = step([A, B, third], [FaultKind.DEAD, FaultKind.DEAD])
+    assert isinstance(given_up, GiveUp)
+    assert given_up.error.code == "backend_error"
