@@ -1,21 +1,37 @@
-"""Active health: every second each place that the rules name is probed, and the breakers hear of it."""
+"""Active health: every second the places that matter are probed on each replica, and the breakers hear of it.
+
+Those are the places that the rules name, and, where callers name models themselves, the servers and whatever is out.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 from gateway.core.attempts import CONSEQUENCES
-from gateway.core.breaker import BreakerBoard, server_of
+from gateway.core.breaker import ANY, Breaker, BreakerBoard, server_of
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.rules import RuleSet
 from gateway.core.types import Place
+from gateway.gate import Gate
+from gateway.healing import Healer
 from gateway.ports import Backend, Clock, HealthObserver, RuleSource
 
-INTERVAL_S = 1.0
-TIMEOUT_S = 2.0  # the adapters bound their probes at 1 s; this only guards against one that does not
+INTERVAL_S: Final = 1.0
+TIMEOUT_S: Final = 2.0  # the adapters bound their probes at 1 s; this only guards against one that does not
+SILENCE_US: Final = 60_000_000  # a model that a caller named is forgotten when no request was sent to it for so long
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traces:
+    """What requests, and not probes, have left on a breaker, and since when it is unchanged."""
+
+    failures: int
+    trial_until_us: int
+    since_us: int
 
 
 class Prober:
@@ -29,21 +45,26 @@ class Prober:
         board: BreakerBoard,
         clock: Clock,
         observer: HealthObserver,
+        healer: Healer | None = None,
+        gates: Mapping[str, Gate] | None = None,
     ) -> None:
         self._backends = backends
         self._rules = rules
         self._board = board
         self._clock = clock
         self._observer = observer
+        self._healer = healer
+        self._gates = gates or {}
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[Place, bool] = {}
+        self._traces: dict[Place, _Traces] = {}
 
     async def start(self) -> None:
         """Probe once, then go on in the background."""
         await self._probe_all()
         self._tasks = [
             asyncio.create_task(_every(INTERVAL_S, self._probe_all), name="probes"),
-            asyncio.create_task(_every(INTERVAL_S, self._collect_all), name="batch sizes"),
+            asyncio.create_task(_every(INTERVAL_S, self._collect_all), name="figures"),
         ]
 
     async def close(self) -> None:
@@ -51,14 +72,48 @@ class Prober:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._healer is not None:
+            await self._healer.close()
 
     async def _probe_all(self) -> None:
         rules = self._rules.current()
         named = frozenset(one for place in places(rules) for one in self._replicas_of(place))
-        self._board.keep_only(named | {server_of(place) for place in named})
-        self._told = {place: healthy for place, healthy in self._told.items() if place in named}
-        await asyncio.gather(*(self._probe(place) for place in named if place.backend in self._backends))
-        self._observer.health(self._board.all(), rules.revision)
+        servers = {server_of(place) for place in named}
+        called = self._called(named, servers)
+        self._board.keep_only(named | servers | called)
+        out = {place for place in servers | called if self._board.of(place).open_until_us is not None}
+        probed = {place for place in named | out if place.backend in self._backends}
+        self._told = {place: healthy for place, healthy in self._told.items() if place in probed}
+        await asyncio.gather(*(self._probe(place) for place in probed))
+        if self._healer is not None:
+            self._healer.heal()
+        self._observer.health(self._shown(named | servers), rules.revision)
+        self._observer.waiting({name: sum(gate.waiting().values()) for name, gate in self._gates.items()})
+
+    def _called(self, named: Collection[Place], servers: Collection[Place]) -> set[Place]:
+        """Models and versions that callers named themselves and whose breakers still have something to say."""
+        now_us = self._clock()
+        lately = {}
+        for place, breaker in self._board.all().items():
+            is_settled = place in named or place in servers or server_of(place) not in servers
+            if is_settled or breaker == Breaker():
+                continue
+            seen = self._traces.get(place)
+            traces = (breaker.failures, breaker.trial_until_us)
+            if seen is None or (seen.failures, seen.trial_until_us) != traces:
+                seen = _Traces(failures=traces[0], trial_until_us=traces[1], since_us=now_us)
+            if breaker.dead_model or now_us - seen.since_us < SILENCE_US:  # the dead wait to be healed
+                lately[place] = seen
+        self._traces = lately
+        return set(lately)
+
+    def _shown(self, named: Collection[Place]) -> Mapping[Place, Breaker]:
+        """What is told: of the models that callers name only those that exist, lest their names fill the metrics."""
+        return {
+            place: breaker
+            for place, breaker in self._board.all().items()
+            if place in named or breaker.dead_model or self._told.get(place)
+        }
 
     def _replicas_of(self, place: Place) -> list[Place]:
         """The place on each replica of its backend."""
@@ -112,5 +167,10 @@ async def _every(interval_s: float, step: Callable[[], Awaitable[None]]) -> None
 
 
 def places(rules: RuleSet) -> frozenset[Place]:
-    """Every place that an enabled rule names."""
-    return frozenset(target.place for rule in rules.rules if rule.enabled for target in (*rule.split, *rule.fallback))
+    """Every place that an enabled rule names; the server itself where callers name the model."""
+    return frozenset(
+        replace(target.place, version="") if target.place.model == ANY else target.place
+        for rule in rules.rules
+        if rule.enabled
+        for target in (*rule.split, *rule.fallback)
+    )

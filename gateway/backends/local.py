@@ -1,21 +1,26 @@
 """The in-process PyTorch runtime as a backend: the only file of the gateway that imports `local_runtime`."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import ml_dtypes
 import numpy as np
 
+from gateway.backends import triton_documents
 from gateway.backends.triton_faults import fault_of, wrong_names
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.models import ModelFigures
+from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.tensors import BF16, Array, check, from_numpy, to_numpy
 from gateway.core.types import BackendCall, BackendEvent, Place, Tensor, TensorPayload, Tensors
+from gateway.ports import JsonObject
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
-from local_runtime.messages import InferAnswer, InferRequest
-from local_runtime.runtime import LocalRuntime, ModelStatistics
+from local_runtime.messages import InferAnswer, InferRequest, ModelControl
+from local_runtime.protocol import oip_describe
+from local_runtime.protocol.answering import classes_of, server_version, with_classes
+from local_runtime.runtime import LocalRuntime, ModelStatistics, RuntimeOptions
 
 # The runtime names its errors as Triton's core does; gRPC's names of the same are what `triton_faults` knows.
 GRPC_NAMES: Final[Mapping[ErrorCode, str]] = {
@@ -44,29 +49,31 @@ class LocalBackend:
 
         Raises ValueError where there is no such repository. A model that cannot be loaded is simply not ready.
         """
+        options = RuntimeOptions(control_mode=ModelControl.EXPLICIT)
         try:
-            return cls(name, await LocalRuntime.open(repository, models=models))
+            return cls(name, await LocalRuntime.open(repository, models=models or ("*",), options=options))
         except ModelLoadError as error:
             raise ValueError(str(error)) from error
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
-        """Exactly one `Tensors`, with its queue time and batch size."""
+        """One `Tensors` with its queue time, or those of a stream."""
         payload = call.payload
         if not isinstance(payload, TensorPayload):
             raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="a chat call to a tensor backend"))
-        request = InferRequest(
-            model=call.model,
-            version=call.version,
-            request_id=call.request_id,
-            timeout_us=timeout_us,
-            inputs=_arrays(payload.inputs),
-            outputs=payload.outputs,
-        )
-        try:
-            answer = await self._runtime.infer(request)
-        except InferenceError as error:
-            raise BackendError(fault_of(GRPC_NAMES[error.code], error.message)) from error
-        yield _tensors(answer, payload.outputs)
+        request = _request(call, payload, timeout_us)
+        with _translated():
+            classes = classes_of(self._runtime, request, payload.classes)
+            if not payload.stream:
+                yield _tensors(with_classes(await self._runtime.infer(request), classes), payload.outputs)
+                return
+            async with aclosing(self._runtime.stream(request)) as answers:
+                async for answer in answers:
+                    if answer.error is not None:
+                        raise answer.error
+                    if answer.outputs:
+                        yield _tensors(with_classes(answer, classes), payload.outputs)
+                    elif payload.wants_empty_final:
+                        yield _tensors(answer, ())
 
     def replicas(self) -> Sequence[str]:
         """One, in this process."""
@@ -84,6 +91,84 @@ class LocalBackend:
     async def close(self) -> None:
         """Finish accepted work within the runtime's grace time, then stop it."""
         await self._runtime.close()
+
+    # --- as a model server ------------------------------------------------------------------------
+
+    async def facts(self, place: Place) -> ModelFacts:
+        """See `ports.ModelServer`; as the model is served at this moment."""
+        with _translated():
+            metadata = self._runtime.model_metadata(place.model, place.version)
+            return triton_documents.facts(metadata, self._runtime.model_config(place.model, place.version))
+
+    async def server_metadata(self, replica: str) -> JsonObject:  # noqa: ARG002 - there is but this one
+        """Name, version and extensions of the runtime."""
+        return oip_describe.server(server_version())
+
+    async def metadata(self, place: Place) -> JsonObject:
+        """A model's inputs and outputs."""
+        with _translated():
+            return oip_describe.metadata(self._runtime.model_metadata(place.model, place.version))
+
+    async def config(self, place: Place) -> JsonObject:
+        """A model's whole configuration."""
+        with _translated():
+            return triton_documents.document(self._runtime.model_config(place.model, place.version))
+
+    async def statistics(self, place: Place) -> JsonObject:
+        """A model's counters; of all models with an empty model."""
+        with _translated():
+            return oip_describe.statistics(self._runtime.statistics(place.model, place.version))
+
+    async def index(self, replica: str, *, ready_only: bool = False) -> list[JsonObject]:  # noqa: ARG002 - as above
+        """The models of the repository, and the state of each version."""
+        lines = oip_describe.index(self._runtime.index(ready_only=ready_only))
+        return [{name: value for name, value in line.items() if value} for line in lines]
+
+    async def load(
+        self,
+        model: str,
+        *,
+        replica: str,  # noqa: ARG002 - as above
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Load a model, or load it anew; returns when it is ready."""
+        named = {name.removeprefix("file:"): content for name, content in (files or {}).items()}
+        with _translated():
+            await self._runtime.load(model, config=config, files=named or None)
+
+    async def unload(self, model: str, *, replica: str, unload_dependents: bool = False) -> None:  # noqa: ARG002 - as above
+        """Unload a model; returns when no new request is taken."""
+        with _translated():
+            await self._runtime.unload(model, unload_dependents=unload_dependents)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The runtime's errors as `BackendError`."""
+    try:
+        yield
+    except InferenceError as error:
+        raise BackendError(fault_of(GRPC_NAMES[error.code], error.message)) from error
+
+
+def _request(call: BackendCall, payload: TensorPayload, timeout_us: int) -> InferRequest:
+    sequence: dict[str, Any] = {}
+    if call.sequence is not None:
+        step = call.sequence
+        sequence = {"sequence_id": step.id, "sequence_start": step.is_start, "sequence_end": step.is_end}
+    return InferRequest(
+        model=call.model,
+        version=call.version,
+        request_id=call.request_id,
+        timeout_us=timeout_us,
+        inputs=_arrays(payload.inputs),
+        outputs=payload.outputs,
+        priority=payload.priority,
+        queue_timeout_us=payload.queue_timeout_us,
+        parameters=payload.parameters,
+        **sequence,
+    )
 
 
 def _arrays(tensors: tuple[Tensor, ...]) -> dict[str, Array]:
@@ -123,6 +208,8 @@ def _tensors(answer: InferAnswer, wanted: tuple[str, ...]) -> Tensors:
         outputs=outputs,
         version=answer.version,
         queue_us=answer.queue_us,
+        parameters=answer.parameters,
+        is_final=answer.is_final,
     )
 
 

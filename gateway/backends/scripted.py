@@ -1,12 +1,13 @@
 """A backend that plays a script: for component tests of everything above the adapters."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.models import ModelFigures
+from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.types import BackendCall, BackendEvent, Place
+from gateway.ports import JsonObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +101,87 @@ class ScriptedBackend:
         except TimeoutError as error:
             entry.is_finished = True
             raise BackendError(Fault(kind=FaultKind.TIMEOUT, message="scripted timeout")) from error
+
+
+@dataclass(slots=True, kw_only=True)
+class Told:
+    """What a scripted model server tells. A `Fault` in the place of a document is raised.
+
+    `documents` are by what is asked for: `server`, `metadata M`, `config M`, `statistics M`, `index`; with `@replica`
+    behind it for one replica alone. `control_faults` are by replica.
+    """
+
+    facts: Mapping[str, ModelFacts | Fault] = field(default_factory=dict)
+    documents: Mapping[str, JsonObject | list[JsonObject] | Fault] = field(default_factory=dict)
+    control_faults: Mapping[str, Fault] = field(default_factory=dict)
+
+
+UNKNOWN = Fault(kind=FaultKind.UNKNOWN_MODEL, message="the model is not there")
+
+
+class ScriptedServer(ScriptedBackend):
+    """The same with a model repository. `asked` and `changes` say what was asked for and what was to be changed."""
+
+    def __init__(self, name: str, *scripts: Sequence[Step], told: Told | None = None) -> None:
+        super().__init__(name, *scripts or ((),))
+        self.told = told or Told()
+        self.asked: list[str] = []
+        self.changes: list[tuple[object, ...]] = []
+
+    async def facts(self, place: Place) -> ModelFacts:
+        """What the test put into `told.facts`."""
+        found = self.told.facts.get(place.model, UNKNOWN)
+        if isinstance(found, Fault):
+            raise BackendError(found)
+        return found
+
+    async def server_metadata(self, replica: str) -> JsonObject:
+        """The document `server`."""
+        return self._one("server", replica)
+
+    async def metadata(self, place: Place) -> JsonObject:
+        """The document `metadata M`."""
+        return self._one(f"metadata {place.model}", place.replica)
+
+    async def config(self, place: Place) -> JsonObject:
+        """The document `config M`."""
+        return self._one(f"config {place.model}", place.replica)
+
+    async def statistics(self, place: Place) -> JsonObject:
+        """The document `statistics M`."""
+        return self._one(f"statistics {place.model}".rstrip(), place.replica)
+
+    async def index(self, replica: str, *, ready_only: bool = False) -> list[JsonObject]:
+        """The document `index`, or `index ready`."""
+        found = self._document("index ready" if ready_only else "index", replica)
+        return found if isinstance(found, list) else [found]
+
+    async def load(
+        self, model: str, *, replica: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Note it, and raise the replica's fault."""
+        self.changes.append(("load", model, replica, config, files))
+        self._control(replica)
+
+    async def unload(self, model: str, *, replica: str, unload_dependents: bool = False) -> None:
+        """The same."""
+        self.changes.append(("unload", model, replica, unload_dependents))
+        self._control(replica)
+
+    def _control(self, replica: str) -> None:
+        if replica in self.told.control_faults:
+            raise BackendError(self.told.control_faults[replica])
+
+    def _one(self, name: str, replica: str) -> JsonObject:
+        found = self._document(name, replica)
+        if isinstance(found, list):
+            raise TypeError(f"the document '{name}' is a list")
+        return found
+
+    def _document(self, name: str, replica: str) -> JsonObject | list[JsonObject]:
+        self.asked.append(f"{name}@{replica}" if replica else name)
+        documents = self.told.documents
+        found = documents.get(f"{name}@{replica}", documents.get(name, UNKNOWN))
+        if isinstance(found, Fault):
+            raise BackendError(found)
+        return found

@@ -4,7 +4,9 @@ import re
 from typing import Final
 
 MAX_TEXT: Final = 300  # enough for the longest of Triton's validation texts, short enough for one log line
+MAX_REPLY: Final = 4096  # of a model server's own text, for callers who speak its protocol
 GENERIC_REFUSAL: Final = "the backend refused the input"
+GENERIC_FAILURE: Final = "the model failed on this request"
 
 # What a traceback or a Python exception leaves behind in a text.
 _PYTHON = re.compile(
@@ -15,6 +17,8 @@ _NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _SPACES = re.compile(r"\s+")
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _KEY = re.compile(r"\b(?:sk|pk|key|gsk|hf|xai)[-_][A-Za-z0-9*_\-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
+_PATH = re.compile(r"(?<![\w./:])/(?:[\w.\-]+/)+[\w.\-]*")
+_SECRET = re.compile(r"\bsk-[A-Za-z0-9*_\-]{6,}|\bBearer\s+\S+")  # not `key_...`, as tensors are called
 _CODE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _FIELD = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,128}")
 
@@ -49,6 +53,17 @@ def triton_shown(text: str) -> str:
     text = _ENSEMBLE.sub("", _REQUEST_ID.sub("", text))
     text = _FOR_MODEL.sub("for the model", _MODEL.sub("the model", _NOTE.sub("", text)))
     return shown(text)
+
+
+def replied(text: str) -> str:
+    """A model server's own words for a caller who speaks its protocol: as they are, but without internals or secrets.
+
+    Python texts become a generic sentence, file paths, addresses and keys are taken out.
+    """
+    text = text[:MAX_REPLY]
+    if not text.strip() or has_python_text(text):
+        return GENERIC_FAILURE
+    return _SECRET.sub("***", _PATH.sub("(path removed)", _URL.sub("(address removed)", text)))
 
 
 def logged(text: str) -> str:

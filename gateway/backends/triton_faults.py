@@ -4,8 +4,9 @@ Decisions that the code alone does not settle:
 
 - A full queue and an expired queue timeout are both OVERLOADED: Triton is well, it has too much to do.
 - INTERNAL is FAILED: a model that raises on one caller's input must not be taken away from all others.
-- `Stub process ... is not healthy` is BROKEN all the same: the model's process is dead until the model is loaded again,
-  but its probes go on saying "ready", so only a request that succeeds may close its breaker.
+- `Stub process ... is not healthy` is DEAD: the model's process is dead until the model is loaded again, while its
+  probes go on saying "ready". The text is taken for Triton's own only in the forms that Triton gives it, since a model
+  is unloaded and loaded for it, and models may quote their callers.
 - NOT_FOUND in Triton's own words is UNKNOWN_MODEL; NOT_FOUND in a model's own words is about the input.
 - INVALID_ARGUMENT in Triton's own words about names, datatypes, shapes or batch sizes is MISFIT: the tensors are made
   by the task's contract, so the route leads to a model that does not fit it. In a model's words it is REFUSED_INPUT.
@@ -14,15 +15,24 @@ Decisions that the code alone does not settle:
   BROKEN where its answer was too large for us.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gateway.backends.texts import logged, triton_shown
-from gateway.core.errors import Fault, FaultKind
+from gateway.core.errors import Fault, FaultKind, Reply
 
 QUEUE_FULL: Final = "Exceeds maximum queue size"
 QUEUE_TIMEOUT: Final = "Request timeout expired"
-DEAD_STUB: Final = "is not healthy"
+# As Triton says it of a model that was asked, of a part of an ensemble, and of one that another model asked (BLS).
+_DEAD_STUB: Final = re.compile(
+    r"(?:in ensemble '[^']*', )?"
+    r"(?:Failed to process the request\(s\) for model '[^']*', message: TritonModelException: )?"
+    r"Stub process '(?P<stub>[^']+)' is not healthy\.?\s*(?:At:\s.*)?",
+    re.DOTALL,
+)
+_UNNAMED_GROUP: Final = re.compile(r"(?P<model>.+)_\d+_\d+")
 RESET_STREAM: Final = "RST_STREAM"
 BAD_VERSION: Final = "failed to get model version"
 _UNKNOWN_MODEL_TEXTS: Final = ("unknown model", "no available versions")
@@ -73,7 +83,7 @@ def _invalid(text: str) -> FaultKind:
 def _internal(text: str) -> FaultKind:
     if RESET_STREAM in text:
         return FaultKind.UNAVAILABLE
-    return FaultKind.BROKEN if DEAD_STUB in text else FaultKind.FAILED
+    return FaultKind.DEAD if dead_stub(text) else FaultKind.FAILED
 
 
 def _exhausted(text: str) -> FaultKind:
@@ -92,15 +102,46 @@ _BY_TEXT: Final[Mapping[str, Callable[[str], FaultKind]]] = {
 }
 
 
+def dead_stub(text: str) -> str:
+    """The name of the process that an error says has died; empty where it says nothing of the kind."""
+    found = _DEAD_STUB.fullmatch(text)
+    return found["stub"] if found else ""
+
+
+def likely_model(stub: str) -> str:
+    """The model of a process by its name, `<model>_<group>_<index>`; empty for one whose group was given a name."""
+    found = _UNNAMED_GROUP.fullmatch(stub)
+    return found["model"] if found else ""
+
+
 def fault_of(code: str, text: str) -> Fault:
-    """The fault behind one of Triton's errors; `code` is gRPC's name of it."""
+    """The fault behind an error that a model server answered with; `code` is gRPC's name of it."""
     by_text = _BY_TEXT.get(code)
     kind = by_text(text) if by_text else KINDS.get(code, FaultKind.BROKEN)
+    reply = None if kind is FaultKind.TIMEOUT else Reply(code=code, text=text)
+    if kind is FaultKind.DEAD:
+        return Fault(kind=kind, message=logged(text), reply=reply, dead_model=likely_model(dead_stub(text)))
     if kind is not FaultKind.REFUSED_INPUT:
-        return Fault(kind=kind, message=logged(f"{code}: {text}"))
+        return Fault(kind=kind, message=logged(f"{code}: {text}"), reply=reply)
     if code == "RESOURCE_EXHAUSTED":
-        return Fault(kind=kind, message="the input is larger than the backend takes")
-    return Fault(kind=kind, message=triton_shown(text))
+        return Fault(kind=kind, message="the input is larger than the backend takes", reply=reply)
+    return Fault(kind=kind, message=triton_shown(text), reply=reply)
+
+
+def lost(code: str, text: str) -> Fault:
+    """The fault behind a call that no server answered: the connection failed, or the time was over."""
+    return replace(fault_of(code, text), reply=None, is_server=code == "UNAVAILABLE")
+
+
+def streamed(text: str) -> Fault:
+    """The fault behind an error in the middle of a stream, where Triton tells its text but not its code."""
+    known = (
+        ("INTERNAL", bool(dead_stub(text))),
+        ("NOT_FOUND", _not_found(text) is FaultKind.UNKNOWN_MODEL),
+        ("UNAVAILABLE", _unavailable(text) is FaultKind.OVERLOADED),
+        ("INVALID_ARGUMENT", _invalid(text) is not FaultKind.REFUSED_INPUT),
+    )
+    return fault_of(next((code for code, is_it in known if is_it), "INTERNAL"), text)
 
 
 def wrong_names(got: Sequence[str], wanted: Sequence[str]) -> str | None:

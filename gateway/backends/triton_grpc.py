@@ -1,40 +1,31 @@
-"""Triton, or anything else that speaks the Open Inference Protocol over gRPC."""
+"""Triton, or anything else that speaks the Open Inference Protocol over gRPC: one server or several equal ones."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import Final, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Literal, Self
 
-import grpc
-import grpc.aio
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from gateway.backends import triton_codec
-from gateway.backends.triton_faults import fault_of
+from gateway.backends import triton_documents
+from gateway.backends.grpc_aio import AioChannel
+from gateway.backends.grpc_channel import GrpcChannel
+from gateway.backends.shared_memory_region import is_same_host
+from gateway.backends.triton_addresses import REFRESH_S, Addresses, Resolve
+from gateway.backends.triton_replica import Channel, TritonReplica
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.models import ModelFigures
+from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.types import BackendCall, BackendEvent, Place, TensorPayload
-
-_Response = TypeVar("_Response")
+from gateway.ports import JsonObject
 
 PROBE_TIMEOUT_US: Final = 1_000_000
-STATISTICS_TIMEOUT_US: Final = 2_000_000
+DESCRIBE_TIMEOUT_US: Final = 2_000_000
+LOAD_TIMEOUT_US: Final = 600_000_000  # a large model's weights; a load that never returns is Triton's, too
 
-CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    # gRPC's own back-off keeps a restarted Triton away for 3 s; with these it was back in 0.14 s.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # Triton counts pings that come more often than every 300 s as strikes and hangs up. The time-out also becomes
-    # TCP_USER_TIMEOUT (gRFC A18), which is what finds a peer that vanished: the probe writes every second.
-    ("grpc.keepalive_time_ms", 310_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),  # Triton's own answers are bounded by protobuf's 2 GiB
-    ("grpc.enable_http_proxy", 0),  # where a request goes is in the configuration, not in the environment
-    ("grpc.enable_retries", 0),  # `core.attempts` decides about attempts
-)
+OpenChannel = Callable[[str], Channel]
+Compression = Literal["none", "gzip"]
+CHANNELS: Final[Mapping[Compression, OpenChannel]] = {"none": GrpcChannel, "gzip": AioChannel}
 
 
 class TritonBackend:
@@ -42,67 +33,196 @@ class TritonBackend:
 
     Args:
         name: as the configuration calls it.
-        url: `host:port` or `unix:/path`. One channel is enough for one event loop (2 and 4 were no faster).
+        url: `host:port[,host:port...]` or `unix:/path`. A name that stands for several addresses stands for several
+            servers. It is looked up every 5 s: a server that has left DNS takes no new requests, a new one does.
+        channel: how a server is connected to.
+        resolve: how names are looked up.
+
+    Raises ValueError for a url that is none.
     """
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(
+        self, name: str, url: str, *, channel: OpenChannel = GrpcChannel, resolve: Resolve | None = None
+    ) -> None:
         self.name = name
         self.url = url
-        self._channel: grpc.aio.Channel | None = None
-        self._stub_of_channel: pb_grpc.GRPCInferenceServiceStub | None = None
+        self._open_channel = channel
+        self._addresses = Addresses(url, resolve=resolve)
+        self._names: tuple[str, ...] = ()
+        self._replicas: dict[str, TritonReplica] = {}
+        self._leaving: list[TritonReplica] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._first_look: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, name: str, url: str, *, compression: Compression = "none") -> Self:
+        """The backend with its names looked up once, so that the first request finds its servers."""
+        backend = cls(name, url, channel=CHANNELS[compression])
+        await backend._look()
+        return backend
+
+    def replicas(self) -> Sequence[str]:
+        """Its servers' addresses; empty for a single Unix socket, and while no name could be looked up."""
+        return self._names
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
-        """Exactly one `Tensors`. Cancelling the wait cancels the call at the server."""
+        """One `Tensors`, or those of a stream. Cancelling the wait cancels the call at the server."""
         payload = call.payload
         if not isinstance(payload, TensorPayload):
             raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="a chat call to a tensor backend"))
-        request = triton_codec.encode(call, payload)
-        response = await _answer(self._stub().ModelInfer(request, timeout=timeout_us / 1e6))
-        yield triton_codec.decode(response, payload.outputs)
-
-    def replicas(self) -> Sequence[str]:
-        """One server."""
-        return ()
+        replica = self._replicas.get(call.replica) or await self._replica(call.replica)
+        if not payload.stream:
+            yield await replica.infer(call, payload, timeout_us=timeout_us)
+            return
+        async with aclosing(replica.stream(call, payload, timeout_us=timeout_us)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def probe(self, place: Place) -> None:
         """ModelReady: false while a model loads, and for one that is not there."""
         if place.model == ANY:
-            await _answer(self._stub().ServerLive(pb.ServerLiveRequest(), timeout=PROBE_TIMEOUT_US / 1e6))
+            await self._ask(place.replica, pb.ServerLiveRequest(), "ServerLive", timeout_us=PROBE_TIMEOUT_US)
             return
         request = pb.ModelReadyRequest(name=place.model, version=place.version)
-        response = await _answer(self._stub().ModelReady(request, timeout=PROBE_TIMEOUT_US / 1e6))
+        response = await self._ask(place.replica, request, "ModelReady", timeout_us=PROBE_TIMEOUT_US)
         if not response.ready:
             raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=f"model '{place.model}' is not ready"))
 
     async def figures(self) -> Sequence[ModelFigures]:
-        """The server's own counters."""
+        """The servers' own counters, of those that answer; raises `BackendError` where none does."""
         request = pb.ModelStatisticsRequest()
-        response = await _answer(self._stub().ModelStatistics(request, timeout=STATISTICS_TIMEOUT_US / 1e6))
-        return triton_codec.figures(response, replica="")
+        names = self._names or ("",)
+        told = await asyncio.gather(
+            *(self._ask(name, request, "ModelStatistics") for name in names), return_exceptions=True
+        )
+        failed = [one for one in told if isinstance(one, BaseException)]
+        for one in failed:
+            if len(failed) == len(told) or not isinstance(one, BackendError):
+                raise one
+        return [
+            figures
+            for name, response in zip(names, told, strict=True)
+            if not isinstance(response, BaseException)
+            for figures in triton_documents.figures(response, replica=name)
+        ]
 
     async def close(self) -> None:
         """Close the connections; calls in flight end as UNAVAILABLE."""
-        channel, self._channel, self._stub_of_channel = self._channel, None, None
-        if channel is not None:
-            await channel.close()
+        self._is_closed = True
+        for task in (self._watching, self._first_look):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        replicas = (*self._replicas.values(), *self._leaving)
+        self._names, self._replicas, self._leaving = (), {}, []
+        await asyncio.gather(*(replica.close() for replica in replicas))
 
-    def _stub(self) -> pb_grpc.GRPCInferenceServiceStub:
-        """The stub; its channel is made at the first call, because it belongs to the running loop."""
-        if self._stub_of_channel is None:
-            self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
-            self._stub_of_channel = pb_grpc.GRPCInferenceServiceStub(self._channel)
-        return self._stub_of_channel
+    # --- as a model server ------------------------------------------------------------------------
 
+    async def facts(self, place: Place) -> ModelFacts:
+        """See `ports.ModelServer`; what is 30 s old is asked for anew."""
+        return await (await self._replica(place.replica)).facts(place.model, place.version)
 
-async def _answer(call: Awaitable[_Response]) -> _Response:
-    """The call's response; every other end but our own cancellation as `BackendError`."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise BackendError(fault_of(error.code().name, error.details() or "")) from error
-    except asyncio.CancelledError as error:
-        # A channel that closes cancels its calls by the same exception as a cancelled task: tell them apart.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message="the connection was closed")) from error
+    async def server_metadata(self, replica: str) -> JsonObject:
+        """Name, version and extensions of the server."""
+        return triton_documents.document(await self._ask(replica, pb.ServerMetadataRequest(), "ServerMetadata"))
+
+    async def metadata(self, place: Place) -> JsonObject:
+        """A model's inputs and outputs."""
+        request = pb.ModelMetadataRequest(name=place.model, version=place.version)
+        return triton_documents.document(await self._ask(place.replica, request, "ModelMetadata"))
+
+    async def config(self, place: Place) -> JsonObject:
+        """A model's whole configuration."""
+        request = pb.ModelConfigRequest(name=place.model, version=place.version)
+        return triton_documents.document((await self._ask(place.replica, request, "ModelConfig")).config)
+
+    async def statistics(self, place: Place) -> JsonObject:
+        """A model's counters; of all models with an empty model."""
+        request = pb.ModelStatisticsRequest(name=place.model, version=place.version)
+        return triton_documents.document(await self._ask(place.replica, request, "ModelStatistics"))
+
+    async def index(self, replica: str, *, ready_only: bool = False) -> list[JsonObject]:
+        """The models of the repository, and the state of each version."""
+        request = pb.RepositoryIndexRequest(ready=ready_only)
+        return list(triton_documents.index(await self._ask(replica, request, "RepositoryIndex")))
+
+    async def load(
+        self, model: str, *, replica: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load a model, or load it anew; returns when it is ready, after minutes maybe."""
+        request = triton_documents.load_request(model, config=config, files=files)
+        await self._change(replica, request, "RepositoryModelLoad")
+
+    async def unload(self, model: str, *, replica: str, unload_dependents: bool = False) -> None:
+        """Unload a model; returns when no new request is taken."""
+        request = pb.RepositoryModelUnloadRequest(model_name=model)
+        if unload_dependents:
+            request.parameters["unload_dependents"].bool_param = True
+        await self._change(replica, request, "RepositoryModelUnload")
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _change(self, replica: str, request: Any, method: str) -> None:
+        server = await self._replica(replica)
+        try:
+            await server.ask(request, method, timeout_us=LOAD_TIMEOUT_US)
+        finally:
+            server.forget_facts()
+
+    async def _ask(self, replica: str, request: Any, method: str, *, timeout_us: int = DESCRIBE_TIMEOUT_US) -> Any:
+        return await (await self._replica(replica)).ask(request, method, timeout_us=timeout_us)
+
+    async def _replica(self, name: str) -> TritonReplica:
+        """The server of that name; any for no name. Raises `BackendError` where it is gone, or none is known."""
+        if not self._replicas and not self._is_closed:
+            await self._look()
+        found = self._replicas.get(name)
+        if found is None and not name and self._replicas:
+            found = next(iter(self._replicas.values()))
+        if found is None:
+            gone = f"'{name}' is no server of this backend" if name else f"no address is known for '{self.url}'"
+            raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message=gone, is_server=True))
+        return found
+
+    async def _look(self) -> None:
+        """Look names up now, once for all who wait, and from here on again and again."""
+        if self._addresses.is_fixed:
+            self._adopt()
+            return
+        if self._first_look is None or self._first_look.done():
+            self._first_look = asyncio.create_task(self._refresh(), name=f"addresses of {self.name}")
+        await asyncio.wait({self._first_look})
+        if self._watching is None and not self._is_closed:
+            self._watching = asyncio.create_task(self._watch(), name=f"addresses of {self.name}")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        await self._addresses.refresh()
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Servers come and go with the addresses that are known."""
+        known = self._addresses.known()
+        for target in [target for target in self._targets() if target not in known]:
+            leaving = self._replicas.pop(self._name_of(target))
+            leaving.retire()
+            self._leaving = [one for one in self._leaving if not one.is_closed] + [leaving]
+        for target in known:
+            name = self._name_of(target)
+            if name not in self._replicas:
+                self._replicas[name] = TritonReplica(
+                    name, self._open_channel(target), is_on_this_host=is_same_host(target)
+                )
+        self._names = () if self._addresses.is_one_socket else tuple(self._replicas)
+
+    def _targets(self) -> Sequence[str]:
+        return tuple(self._replicas) if not self._addresses.is_one_socket else self._addresses.known()
+
+    def _name_of(self, target: str) -> str:
+        return "" if self._addresses.is_one_socket else target

@@ -19,6 +19,7 @@ from gateway.core.routing import Plan
 from gateway.core.types import Place
 
 TIMER_SLACK_US = 2_000  # an event loop's timer may fire a little early
+MAX_DEAD = 2  # one dead process may be chance, two in a row that one request met are likely its own doing
 MIN_ATTEMPT_US = 5_000  # less than this cannot bring an answer from any backend; do not spend it on a try
 
 
@@ -111,7 +112,7 @@ def next_attempt(
     """
     if not plan.candidates:
         return GiveUp(error=_nobody(plan))
-    if faults and not CONSEQUENCES[faults[-1].kind].try_next:
+    if faults and (not CONSEQUENCES[faults[-1].kind].try_next or _kills(faults)):
         return GiveUp(error=_told(faults[-1]))
     left_us = deadline_us - now_us
     if left_us < MIN_ATTEMPT_US:
@@ -124,6 +125,11 @@ def next_attempt(
         begin_within_us=left_us if is_last else min(left_us, attempt_timeout_us),
         timeout_us=left_us,
     )
+
+
+def _kills(faults: Sequence[Fault]) -> bool:
+    """Whether a request may be what its models died of: it is not sent to kill a third one."""
+    return sum(fault.kind is FaultKind.DEAD for fault in faults) >= MAX_DEAD
 
 
 def blames_backend(fault: Fault, *, waited_us: int, attempt_timeout_us: int) -> bool:

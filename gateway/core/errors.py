@@ -219,6 +219,18 @@ class StaleRevision(GatewayError):
         self.current = current
 
 
+class UnknownDeploy(GatewayError):
+    """No deploy of that id, or of that model."""
+
+    code, status, title = "unknown_deploy", 404, "Unknown deploy"
+
+
+class DeployConflict(GatewayError):
+    """The model, or another deploy of it, is not in a state in which this can be done."""
+
+    code, status, title = "deploy_conflict", 409, "Deploy conflict"
+
+
 class RulesUnavailable(GatewayError):
     """The shared rules cannot be read or written now."""
 
@@ -255,6 +267,8 @@ CONTROL_PLANE: tuple[type[GatewayError], ...] = (
     UnknownRule,
     RevisionRequired,
     StaleRevision,
+    UnknownDeploy,
+    DeployConflict,
     RulesUnavailable,
 )
 

@@ -18,13 +18,14 @@ class Limit:
 class Caller:
     """Who asks. `key_id` names the key in logs and limits; the secret itself is never kept.
 
-    `tasks` is None where the key may use every task.
+    `tasks` is None where the key may use every task. `is_admin`: it may also load and unload models.
     """
 
     key_id: str
     tenant: str
     limits: tuple[Limit, ...] = ()
     tasks: frozenset[str] | None = None
+    is_admin: bool = False
 
 
 Parameter = str | int | float | bool
@@ -111,6 +112,8 @@ class TensorPayload:
     Attributes:
         stream: answers are wanted as they come; needed for decoupled models.
         wants_empty_final: a decoupled model's empty last response is wanted too.
+        classes: how many best classes are wanted in place of an output's values, by output (Triton's classification:
+            BYTES "value:index[:label]").
         parameters: the caller's own, for the model.
         priority / queue_timeout_us: Triton's `priority` and `timeout`, sent only to models that declare them.
     """
@@ -119,6 +122,7 @@ class TensorPayload:
     outputs: tuple[str, ...] = ()
     stream: bool = False
     wants_empty_final: bool = False
+    classes: Mapping[str, int] = field(default_factory=dict)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     priority: int = 0
     queue_timeout_us: int = 0

@@ -1,10 +1,10 @@
 """Every metric of the gateway, declared in this one file.
 
-Labels are bounded by design: tasks, backends and models come from the configuration and the rules, codes from the
-closed list. With several workers each writes its own files and the operations listener sums them.
+Labels are bounded by design: tasks and backends come from the configuration, models from the rules and from what
+servers serve, replicas are servers' addresses, codes come from the closed list. With several workers each writes its
+own files and the operations listener sums them.
 """
 
-from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -14,6 +14,7 @@ from gateway.core.breaker import Breaker
 from gateway.core.models import ModelFigures
 from gateway.core.record import RequestRecord
 from gateway.core.types import Place
+from gateway.telemetry.model_metrics import ModelMetrics
 
 # From a fast embedding on one core to a long chat answer; seconds.
 DURATION_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -25,7 +26,6 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._places: set[Place] = set()
-        self._batches: set[tuple[str, str, str]] = set()
         self.requests = Counter(
             "gateway_requests",
             "Requests ended, by task, the backend that answered, and outcome (ok or an error code).",
@@ -53,6 +53,13 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
+        self.requests_waiting = Gauge(
+            "gateway_requests_waiting",
+            "Requests that wait in the gateway, a backend's servers having as many as they may; once a second.",
+            ("backend",),
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self.tokens = Counter(
             "gateway_tokens",
             "Tokens that backends reported, by direction (input, output).",
@@ -73,9 +80,15 @@ class Metrics:
         self.breaker_open = Gauge(
             "gateway_breaker_open",
             "1 while a place fails: no request is sent there, but for one that tries; the worst worker counts.",
-            ("backend", "model", "version"),
+            ("backend", "model", "version", "replica"),
             registry=registry,
             multiprocess_mode="livemax",
+        )
+        self.heals = Counter(
+            "gateway_model_heals",
+            "Models whose process had died on a server, by what became of loading them anew there.",
+            ("backend", "model", "outcome"),
+            registry=registry,
         )
         self.rules_revision = Gauge(
             "gateway_rules_revision",
@@ -83,13 +96,7 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemin",
         )
-        self.batches = Gauge(
-            "gateway_model_batch_executions",
-            "Executions of a model since its server started, by batch size in rows, as its backend reports them.",
-            ("backend", "model", "batch_size"),
-            registry=registry,
-            multiprocess_mode="livemostrecent",
-        )
+        self._models = ModelMetrics(registry)
 
     def began(self, task: str) -> None:
         """A request entered the walk."""
@@ -118,24 +125,24 @@ class Metrics:
     def health(self, breakers: Mapping[Place, Breaker], revision: int) -> None:
         """The state of the breakers and of the rules, told about once a second."""
         for place in self._places - breakers.keys():
-            self.breaker_open.labels(place.backend, place.model, place.version).set(0)
+            self._breaker(place).set(0)
         for place, breaker in breakers.items():
-            is_open = breaker.open_until_us is not None
-            self.breaker_open.labels(place.backend, place.model, place.version).set(is_open)
+            self._breaker(place).set(breaker.open_until_us is not None)
         self._places |= breakers.keys()
         self.rules_revision.set(revision)
 
+    def waiting(self, counts: Mapping[str, int]) -> None:
+        """The length of our own queues."""
+        for backend, count in counts.items():
+            self.requests_waiting.labels(backend).set(count)
+
     def healed(self, place: Place, outcome: str) -> None:
         """A model whose process had died was loaded anew, or could not be."""
+        self.heals.labels(place.backend, place.model, outcome).inc()
 
     def figures(self, backend: str, figures: Sequence[ModelFigures]) -> None:
-        """Executions by model and batch size, as a backend's own statistics tell them."""
-        told: Counts[tuple[str, str, str]] = Counts()
-        for one in figures:
-            told.update({(backend, one.model, str(size)): n for size, n in one.batch_sizes.items()})
-        for labels in self._batches - told.keys():
-            if labels[0] == backend:  # a server that was started again counts from nothing
-                self.batches.labels(*labels).set(0)
-        for labels, executions in told.items():
-            self.batches.labels(*labels).set(executions)
-        self._batches |= told.keys()
+        """A backend's own statistics."""
+        self._models.told(backend, figures)
+
+    def _breaker(self, place: Place) -> Gauge:
+        return self.breaker_open.labels(place.backend, place.model, place.version, place.replica)

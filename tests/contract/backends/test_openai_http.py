@@ -10,7 +10,7 @@ import pytest
 
 from gateway.backends.openai_http import OpenAIBackend
 from gateway.core.errors import BackendError, FaultKind
-from gateway.core.types import BackendCall, ChatPayload, Delta, Message, Metered, TensorPayload, Usage
+from gateway.core.types import BackendCall, ChatPayload, Delta, Message, Metered, Place, TensorPayload, Usage
 from tests.kit.upstream import (
     DONE,
     FIN,
@@ -234,7 +234,7 @@ async def test_an_upstream_that_is_not_there(url):  # FB-02
     (found,) = await events(None, backend=backend)
     assert found.kind is FaultKind.UNAVAILABLE
     with pytest.raises(BackendError) as caught:
-        await backend.probe("m", "")
+        await backend.probe(Place(backend="llm", model="m"))
     assert caught.value.fault.kind is FaultKind.UNAVAILABLE
     await backend.close()
 
@@ -376,10 +376,10 @@ async def test_probe():
     loading = error_reply(503, {"message": "Loading model", "type": "unavailable_error", "code": 503})
     async with Upstream(json_reply(200, {"data": []}), loading) as up:
         backend = OpenAIBackend("llm", up.base_url + "/", api_key="k")
-        await backend.probe("m", "")
+        await backend.probe(Place(backend="llm", model="m"))
         with pytest.raises(BackendError) as caught:
-            await backend.probe("m", "")
-        assert await backend.batch_sizes() == {}
+            await backend.probe(Place(backend="llm", model="m"))
+        assert await backend.figures() == ()
         await backend.close()
     assert (up.requests[0].method, up.requests[0].path) == ("GET", "/v1/models")
     assert up.requests[0].header("authorization") == "Bearer k"
@@ -390,7 +390,7 @@ async def test_probe():
 async def test_any_answer_that_is_no_server_error_proves_that_it_is_there(status):
     async with Upstream(error_reply(status, {"message": "x"})) as up:
         backend = OpenAIBackend("llm", up.base_url)
-        await backend.probe("m", "")
+        await backend.probe(Place(backend="llm", model="m"))
         await backend.close()
 
 

@@ -1,10 +1,13 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from gateway.backends.scripted import Pause, ScriptedBackend
+from gateway.backends.scripted import Pause, ScriptedBackend, ScriptedServer, Told
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.types import BackendCall, ChatPayload, Delta
+from gateway.core.models import ModelFacts
+from gateway.core.types import BackendCall, ChatPayload, Delta, Place
+from gateway.ports import ModelServer
 
 CALL = BackendCall(request_id="r", model="m", version="", payload=ChatPayload(body={}))
 A, B = Delta(data=b"a"), Delta(data=b"b")
@@ -63,14 +66,36 @@ async def test_the_timeout_bounds_the_script():
 
 async def test_probe_and_close():
     backend = ScriptedBackend("s", [A])
-    await backend.probe("m", "1")
+    first, second = (Place(backend="s", model="m", version=version) for version in ("1", "2"))
+    await backend.probe(first)
     backend.probe_fault = FULL
     with pytest.raises(BackendError):
-        await backend.probe("m", "2")
-    assert backend.probes == [("m", "1"), ("m", "2")]
-    backend.sizes = {"m": {1: 2}}
-    assert await backend.batch_sizes() == {"m": {1: 2}}
+        await backend.probe(second)
+    assert backend.probes == [first, second]
+    assert (await backend.figures(), backend.replicas()) == ((), ())
     await backend.close()
     assert backend.is_closed
     with pytest.raises(ValueError, match="script"):
         ScriptedBackend("s")
+
+
+async def test_a_scripted_model_server():
+    facts, gone = ModelFacts(name="m"), Fault(kind=FaultKind.UNAVAILABLE, message="gone")
+    documents = {"config m": {"a": 1}, "config m@r": gone, "index": [{"name": "m"}]}
+    server = ScriptedServer("s", told=Told(facts={"m": facts}, documents=documents, control_faults={"r": gone}))
+    place = Place(backend="s", model="m")
+    assert isinstance(server, ModelServer)
+    assert await server.facts(place) == facts
+    assert await server.config(place) == {"a": 1}
+    assert await server.index("") == [{"name": "m"}]
+    await server.load("m", replica="")
+    for asked in (
+        server.config(replace(place, replica="r")),
+        server.metadata(place),
+        server.facts(replace(place, model="x")),
+        server.unload("m", replica="r"),
+    ):
+        with pytest.raises(BackendError):
+            await asked
+    assert server.asked == ["config m", "index", "config m@r", "metadata m"]
+    assert [change[:3] for change in server.changes] == [("load", "m", ""), ("unload", "m", "r")]

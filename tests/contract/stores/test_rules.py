@@ -314,3 +314,39 @@ async def test_applied_waits_for_the_slowest_and_no_longer_than_told(store, redi
     assert not waiting.done()
     await report("slow", 3)
     assert (await waiting).workers == 2
+
+
+# --- rules with an instant ------------------------------------------------------------------------
+
+
+async def test_all_workers_hold_a_set_and_put_it_in_force_at_its_instant(
+    started, store, redis_server, redis_prefix, monkeypatch
+):
+    now = [1_000_000.0]
+    monkeypatch.setattr(redis_rules.time, "time", lambda: now[0])
+    workers = [await started(redis_server.url, redis_prefix, f"w{n}") for n in range(3)]
+    revision = await store.put(rules("new"), expected_revision=1, at_ms=1_000_002_000)
+    applied = await store.applied(revision, timeout_s=BOUND_S)
+    assert (applied.workers, applied.of) == (3, 3)
+    assert {w.current().revision for w in workers} == {1}
+    now[0] += 1.9
+    assert {w.current().revision for w in workers} == {1}
+    now[0] += 0.1
+    assert {w.current() for w in workers} == {RuleSet(revision=2, rules=rules("new"))}
+
+
+async def test_a_set_at_once_goes_before_one_that_is_held(worker, store, monkeypatch):
+    now = [1_000_000.0]
+    monkeypatch.setattr(redis_rules.time, "time", lambda: now[0])
+    held = await store.put(rules("held"), expected_revision=1, at_ms=1_000_002_000)
+    assert (await store.applied(held, timeout_s=BOUND_S)).workers == 1
+    await store.put(rules("at-once"), expected_revision=held)
+    await until(lambda: worker.current().revision == 3)
+    now[0] += 5
+    assert [r.name for r in worker.current().rules] == ["at-once"]
+
+
+@pytest.mark.parametrize("at_ms", [1, 2**52])
+async def test_an_instant_that_has_passed_or_is_another_clocks_is_not_waited_for(worker, store, at_ms):
+    await store.put(rules("new"), expected_revision=1, at_ms=at_ms)
+    await until(lambda: worker.current().revision == 2)

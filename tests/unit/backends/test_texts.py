@@ -68,3 +68,23 @@ def test_codes(value, code):
 )
 def test_fields(value, field):
     assert texts.field(value) == field
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[request id: a] unexpected shape for input 'X'", "[request id: a] unexpected shape for input 'X'"),
+        ("Expected [-1,2], got [1/3] or a/b/c", "Expected [-1,2], got [1/3] or a/b/c"),
+        ("failed to open /srv/models/m/1/x.bin: no", "failed to open (path removed): no"),
+        ("message: ValueError: x\n\nAt:\n  /srv/model.py(10): execute\n", texts.GENERIC_FAILURE),
+        ("", texts.GENERIC_FAILURE),
+        ("unexpected inference input 'key_states'", "unexpected inference input 'key_states'"),
+        ("denied for sk-abcdefgh at grpc://10.0.0.1:8001/x", "denied for *** at (address removed)"),
+    ],
+)
+def test_a_model_servers_words_are_told_without_what_is_inside(text, told):
+    assert texts.replied(text) == told
+
+
+def test_a_model_servers_words_are_bounded():
+    assert len(texts.replied("x" * 100_000)) == texts.MAX_REPLY

@@ -1,7 +1,8 @@
 import pytest
 
-from gateway.backends.triton_faults import fault_of, wrong_names
+from gateway.backends.triton_faults import fault_of, lost, streamed, wrong_names
 from gateway.core.errors import FaultKind as K
+from gateway.core.errors import Reply
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ from gateway.core.errors import FaultKind as K
             "failed to get model version from specified version string 'abc' (details: stoll)",
             K.UNKNOWN_MODEL,
         ),
-        ("INTERNAL", "Stub process 'm_0_0' is not healthy.", K.BROKEN),
+        ("INTERNAL", "Stub process 'm_0_0' is not healthy.", K.DEAD),
         ("INTERNAL", "Received RST_STREAM with error code 2", K.UNAVAILABLE),
         ("INTERNAL", "Failed to process the request(s) for model 'bad_0_0', message: ValueError: x", K.FAILED),
         ("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy", K.UNSUPPORTED),
@@ -54,6 +55,72 @@ def test_a_refusal_is_cleaned_and_everything_else_is_for_logs():
     refusal = fault_of("INVALID_ARGUMENT", "in ensemble 'e', [request id: 7] bad input 'X' for model 'm'")
     assert refusal.message == "bad input 'X' for the model"
     assert fault_of("INTERNAL", "a\nb").message == "INTERNAL: a b"
+
+
+BLS = "Failed to process the request(s) for model 'b_0_0', message: TritonModelException: "
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("Stub process 'm_0_0' is not healthy.", "m"),
+        ("Stub process 'my_model_2_10' is not healthy.", "my_model"),
+        ("in ensemble 'e', Stub process 'm_0_0' is not healthy.", "m"),
+        (BLS + "Stub process 'm_0_0' is not healthy.\n\nAt:\n  /x/model.py(9): execute\n", "m"),
+        ("Stub process 'gpus_0' is not healthy.", ""),
+    ],
+)
+def test_a_dead_process_names_its_model(text, model):
+    found = fault_of("INTERNAL", text)
+    assert (found.kind, found.dead_model) == (K.DEAD, model)
+    assert streamed(text) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("INTERNAL", "cannot parse: Stub process 'm_0_0' is not healthy."),
+        ("INTERNAL", BLS.replace("TritonModelException", "ValueError") + "Stub process 'm_0_0' is not healthy."),
+        ("INVALID_ARGUMENT", "Stub process 'm_0_0' is not healthy."),
+    ],
+)
+def test_a_model_that_quotes_its_caller_has_not_died(code, text):
+    assert fault_of(code, text).kind is not K.DEAD
+
+
+def test_a_servers_own_words_are_kept():
+    assert fault_of("NOT_FOUND", "a\nb").reply == Reply(code="NOT_FOUND", text="a\nb")
+    assert not fault_of("UNAVAILABLE", "Server is stopping").is_server
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind", "is_server"),
+    [
+        ("UNAVAILABLE", "failed to connect to 1.2.3.4:1", K.UNAVAILABLE, True),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", K.TIMEOUT, False),
+        ("INTERNAL", "RST_STREAM with error code 2", K.UNAVAILABLE, False),
+        ("CANCELLED", "RST_STREAM with error code 8", K.UNAVAILABLE, False),
+        ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (5 vs. 4)", K.BROKEN, False),
+    ],
+)
+def test_what_no_server_said_has_no_reply(code, text, kind, is_server):
+    found = lost(code, text)
+    assert (found.kind, found.reply, found.is_server) == (kind, None, is_server)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "kind"),
+    [
+        ("[request id: a] Exceeds maximum queue size", "UNAVAILABLE", K.OVERLOADED),
+        ("Request for unknown model: 'x' is not found", "NOT_FOUND", K.UNKNOWN_MODEL),
+        ("[request id: a] inference request batch-size must be <= 8 for 'm'", "INVALID_ARGUMENT", K.MISFIT),
+        ("failed to get model version from specified version string 'a'", "INVALID_ARGUMENT", K.UNKNOWN_MODEL),
+        ("whatever a model says", "INTERNAL", K.FAILED),
+    ],
+)
+def test_errors_in_streams_have_their_codes_guessed(text, code, kind):
+    found = streamed(text)
+    assert (found.kind, found.reply) == (kind, Reply(code=code, text=text))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import Fault, FaultKind, InternalError, Unauthorized
+from gateway.core.models import ModelFigures
 from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.types import Place, Route, Timing, Usage
@@ -58,23 +59,67 @@ def test_refusals_at_the_door_have_no_task_of_the_callers_choosing():
     assert value(registry, "gateway_requests_total", task="none", backend="none", code="unauthorized") == 1
 
 
-def test_health_and_batches():
+def test_health():
     registry = CollectorRegistry()
     metrics, board = Metrics(registry), BreakerBoard()
-    board.probed(Place(backend="triton", model="m"), now_us=1, fault=FaultKind.UNAVAILABLE)
+    board.probed(Place(backend="triton", model="m", replica="r:1"), now_us=1, fault=FaultKind.UNAVAILABLE)
     metrics.health(board.all(), 4)
-    metrics.batch_sizes("triton", {"encoder": {1: 5, 8: 2}})
-    assert value(registry, "gateway_breaker_open", backend="triton", model="m", version="") == 1
+    labels = {"backend": "triton", "model": "m", "version": "", "replica": "r:1"}
+    assert value(registry, "gateway_breaker_open", **labels) == 1
     board.keep_only([])
     metrics.health(board.all(), 4)
-    assert value(registry, "gateway_breaker_open", backend="triton", model="m", version="") == 0
+    assert value(registry, "gateway_breaker_open", **labels) == 0
     assert value(registry, "gateway_rules_revision") == 4
-    assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="8") == 2
-    metrics.batch_sizes("local", {})
-    assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="8") == 2
-    metrics.batch_sizes("triton", {"encoder": {1: 1}})
-    assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="8") == 0
-    assert value(registry, "gateway_model_batch_executions", backend="triton", model="encoder", batch_size="1") == 1
+
+
+def test_waiting():
+    registry = CollectorRegistry()
+    Metrics(registry).waiting({"triton": 3})
+    assert value(registry, "gateway_requests_waiting", backend="triton") == 3
+
+
+def test_heals():
+    registry = CollectorRegistry()
+    Metrics(registry).healed(Place(backend="triton", model="m", replica="r:1"), "healed")
+    assert value(registry, "gateway_model_heals_total", backend="triton", model="m", outcome="healed") == 1
+
+
+def figures(replica="", model="encoder", **changes):
+    counts = {
+        "requests": 10,
+        "failures": 1,
+        "inferences": 21,
+        "executions": 7,
+        "queue_us": 500_000,
+        "compute_input_us": 1_000_000,
+        "compute_infer_us": 2_000_000,
+        "compute_output_us": 3_000_000,
+        "batch_sizes": {1: 5, 8: 2},
+    }
+    return ModelFigures(replica=replica, model=model, version="1", **counts | changes)
+
+
+def test_figures_are_sums_over_the_replicas():
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.figures("triton", [figures("a"), figures("b", requests=5, batch_sizes={8: 1}), figures("a", "other")])
+    model = {"backend": "triton", "model": "encoder", "version": "1"}
+    assert value(registry, "gateway_model_requests", **model, outcome="ok") == 15
+    assert value(registry, "gateway_model_requests", **model, outcome="failed") == 2
+    assert value(registry, "gateway_model_inferences", **model) == 42
+    assert value(registry, "gateway_model_executions", **model) == 14
+    seconds = {"queue": 1.0, "compute_input": 2.0, "compute_infer": 4.0, "compute_output": 6.0}
+    for stage, spent in seconds.items():
+        assert value(registry, "gateway_model_seconds", **model, stage=stage) == spent
+    batches = {"backend": "triton", "model": "encoder"}
+    assert value(registry, "gateway_model_batch_executions", **batches, batch_size="8") == 3
+    metrics.figures("local", [])
+    assert value(registry, "gateway_model_batch_executions", **batches, batch_size="8") == 3
+    metrics.figures("triton", [figures("a", batch_sizes={1: 1})])
+    assert value(registry, "gateway_model_batch_executions", **batches, batch_size="8") == 0
+    assert value(registry, "gateway_model_batch_executions", **batches, batch_size="1") == 1
+    assert value(registry, "gateway_model_requests", **model, outcome="ok") == 10
+    assert value(registry, "gateway_model_requests", **model | {"model": "other"}, outcome="ok") == 0
 
 
 def test_a_request_is_one_json_line():
