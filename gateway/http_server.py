@@ -12,8 +12,10 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.api.endpoint import DEPARTURE, Departure
+from gateway.api.stream import DRAINING
 from gateway.settings import ConfigError
 
 BACKLOG: Final = 2048
@@ -22,16 +24,21 @@ HEAD_TIMEOUT_S: Final = 30.0  # from a connection's (or a request's) first momen
 LINGER_S: Final = 1.0
 KEEP_ALIVE_S: Final = 75  # longer than the 60 s of common load balancers, so that they close first
 WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing for so long is let go
+PING_S: Final = 20.0  # between pings on a WebSocket, and until a pong: uvicorn's own, below usual proxies' idle times
 _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 _UPGRADE: Final = re.compile(rb"(?im)^upgrade:[^\r\n]*\r?\n")
+_WEBSOCKET: Final = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r?$")
+_CONNECTION_UPGRADE: Final = re.compile(rb"(?im)^connection:[^\r\n]*\bupgrade\b")
+_BODY: Final = re.compile(rb"(?im)^(content-length|transfer-encoding|expect):")
 
 
 class Http(HttpToolsProtocol):
     """HTTP/1.1 whose heads are bounded in size and time, and which stays HTTP/1.1 whatever it is offered.
 
     What comes is cut into heads and bodies before the parser sees it. A head is held back until it is whole. An offer
-    to go on in another protocol (h2c, TLS, websocket) is taken out of it: it may be ignored (RFC 9110, 7.8), and has
-    to be, since the parser would take the body that follows for that protocol's.
+    to go on in another protocol (h2c, TLS) is taken out of it: it may be ignored (RFC 9110, 7.8), and has to be, since
+    the parser would take the body that follows for that protocol's. One offer is taken: a GET without a body that
+    wants to be a WebSocket, where the application has some.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -100,8 +107,21 @@ class Http(HttpToolsProtocol):
             return b""
         head, rest = bytes(self._head[:size]), bytes(self._head[size:])
         self._head.clear()
+        if self.ws_protocol_class is not None and self._is_answered() and _wants_websocket(head):
+            super().data_received(head)
+            return self._hand_over(rest)
         super().data_received(_UPGRADE.sub(b"", head))
         return rest
+
+    def _hand_over(self, rest: bytes) -> bytes:
+        """What follows the head is the new protocol's, if it has the connection by now."""
+        heir: Any = self.transport.get_protocol()
+        if heir is self:
+            return rest
+        self._stop_head_timer()
+        if rest and not self.transport.is_closing():
+            heir.data_received(rest)
+        return b""
 
     def on_headers_complete(self) -> None:
         """What follows is a body, or the next request."""
@@ -166,6 +186,64 @@ class Http(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
 
+class WebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket, which tells its application of a stop, and lets go of a peer that takes nothing.
+
+    Reading pauses while the application has a message to take, and while the peer takes nothing itself: messages are
+    bounded in size, and what waits here is at most what came in one read.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """It begins."""
+        self._draining = asyncio.Event()
+        self._write_timer: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The peer takes nothing: it has a bounded time to go on."""
+        super().pause_writing()
+        self.transport.pause_reading()  # or its pings would be answered into our own memory
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It goes on."""
+        self._stop_write_timer()
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    async def run_asgi(self) -> None:
+        """The application can see in its scope when the server stops."""
+        ours: Any = {DRAINING: self._draining}
+        self.scope["extensions"] = {**(self.scope["extensions"] or {}), **ours}
+        await super().run_asgi()
+
+    def shutdown(self) -> None:
+        """The server stops: the application finishes, and closes by itself, within the drain time."""
+        if self.handshake_complete and not self.close_sent:
+            self._draining.set()
+        else:
+            super().shutdown()
+
+    def keepalive_timeout(self) -> None:
+        """No pong came; but while we read nothing it may well lie before our door."""
+        if self.read_paused and self.ping_timeout is not None:
+            self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
+        else:
+            super().keepalive_timeout()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, stopped by an event of ours instead of by signals of its own."""
 
@@ -175,12 +253,26 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve_app(app: ASGIApp, sockets: list[socket.socket], stop: asyncio.Event, *, drain_s: float) -> None:
-    """Serve until `stop`, then finish what is in flight for at most `drain_s`."""
+async def serve_app(
+    app: ASGIApp,
+    sockets: list[socket.socket],
+    stop: asyncio.Event,
+    *,
+    drain_s: float,
+    max_message_bytes: int | None = None,
+) -> None:
+    """Serve until `stop`, then finish what is in flight for at most `drain_s`.
+
+    `max_message_bytes` bounds a WebSocket's messages; None where the application has no WebSockets.
+    """
     config = uvicorn.Config(
         app,
         http=Http,
-        ws="none",
+        ws="none" if max_message_bytes is None else WebSocket,
+        ws_max_size=max_message_bytes or 0,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_S,
+        ws_per_message_deflate=False,  # audio hardly shrinks, and each socket would hold some 300 KiB for it
         lifespan="off",
         access_log=False,
         log_config=None,
@@ -198,6 +290,17 @@ async def serve_app(app: ASGIApp, sockets: list[socket.socket], stop: asyncio.Ev
         server.should_exit = True
         stopping.cancel()
         await serving
+
+
+def _wants_websocket(head: bytes) -> bool:
+    """Whether a whole head offers a WebSocket, as RFC 6455 (4.1) has it, and nothing else."""
+    return (
+        head.startswith(b"GET ")
+        and len(_UPGRADE.findall(head)) == 1
+        and _WEBSOCKET.search(head) is not None
+        and _CONNECTION_UPGRADE.search(head) is not None
+        and _BODY.search(head) is None
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

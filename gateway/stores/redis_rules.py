@@ -1,13 +1,16 @@
 """The routing rules that all workers share, and what each worker says it runs.
 
 Layout, all under one prefix:
-- `{prefix}rules`: a hash of `revision` and `rules` (the JSON of `core.rules.rules_document`);
+- `{prefix}rules`: a hash of `revision`, `rules` (the JSON of `core.rules.rules_document`) and `at_ms` (from when they
+  are in force, in Unix milliseconds; 0 or missing = at once);
 - `{prefix}rules:changed`: the channel on which a new revision is announced;
 - `{prefix}worker:{id}`: a hash that a worker renews twice a second and that expires 5 s after its last word;
 - `{prefix}workers`: the set of their ids.
 
 A worker learns of a change by the channel, within a few milliseconds, and by reading the rules twice a
 second, which also covers a lost message, a broken connection and a Redis that came back with other rules.
+Between the workers lie those milliseconds, in which one caller may be routed by either set. A set with an instant is
+held by all of them before it comes, and put in force by all at once, as far as their clocks agree.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ import os
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
@@ -31,6 +35,8 @@ from gateway.stores.redis_script import UNREACHABLE, load_script
 POLL_S = 0.5
 REPORT_TTL_MS = 5000
 APPLIED_POLL_S = 0.01
+MAX_AHEAD_S = 10.0  # an instant farther off is another clock's, and is not waited for
+STORED = ("revision", "rules", "at_ms")
 FIELDS = ("pid", "revision", "started", "state", "detail")
 
 _log = logging.getLogger(__name__)
@@ -57,6 +63,7 @@ class RedisRuleSource:
         self._client = client
         self._prefix = prefix
         self._current = seed
+        self._coming: _Coming | None = None
         self._validate = validate
         self._id = worker_id
         self._timeout_s = timeout_s
@@ -71,6 +78,8 @@ class RedisRuleSource:
 
     def current(self) -> RuleSet:
         """See `ports.RuleSource`."""
+        if self._coming is not None and time.time() >= self._coming.at_s:
+            self._current, self._coming = self._coming.rules, None
         return self._current
 
     async def start(self) -> None:
@@ -144,9 +153,9 @@ class RedisRuleSource:
 
     async def _seed(self) -> None:
         """Fill an empty Redis with the set in force: the file's at first, the last one after a loss."""
-        revision = max(1, self._current.revision)
+        revision = max(1, self.current().revision)
         keys = [f"{self._prefix}rules"]
-        args: list[str | int] = [revision, _document(self._current.rules), f"{self._prefix}rules:changed"]
+        args: list[str | int] = [revision, _document(self.current().rules), f"{self._prefix}rules:changed"]
         if await self._seed_script.run(self._client, keys, args):
             _log.info("rules_seeded", extra={"revision": revision})
 
@@ -159,17 +168,22 @@ class RedisRuleSource:
             self._validate(rules.rules)
         except RuleError as error:
             self._detail = str(error)[:500]
-            _log.error("rules_refused", extra={"detail": self._detail, "kept": self._current.revision})
+            _log.error("rules_refused", extra={"detail": self._detail, "kept": self.current().revision})
             return
-        self._current = rules
+        at_s = _instant_s(stored)
+        if 0 < at_s - time.time() <= MAX_AHEAD_S:
+            self._coming = _Coming(rules, at_s)
+        else:
+            self._current, self._coming = rules, None
         self._state, self._detail = "serving", ""
         _log.info("rules_applied", extra={"revision": rules.revision})
 
     async def _read_and_report(self) -> "_Stored":
         key = f"{self._prefix}worker:{self._id}"
-        report = (os.getpid(), self._current.revision, self._started, self._state, self._detail)
+        held = self._coming.rules if self._coming is not None else self._current
+        report = (os.getpid(), held.revision, self._started, self._state, self._detail)
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.hmget(f"{self._prefix}rules", "revision", "rules")
+        pipeline.hmget(f"{self._prefix}rules", *STORED)
         pipeline.hset(key, mapping=dict(zip(FIELDS, report, strict=True)))
         pipeline.pexpire(key, REPORT_TTL_MS)
         pipeline.sadd(f"{self._prefix}workers", self._id)
@@ -178,10 +192,10 @@ class RedisRuleSource:
         for failure in (r for r in reported if isinstance(r, RedisError)):
             raise failure
         if isinstance(stored, ResponseError):  # not a hash: someone else's value under our name
-            return ("", "")
+            return ("", "", None)
         if isinstance(stored, RedisError):
             raise stored
-        return (stored[0], stored[1])
+        return tuple(stored)
 
 
 class RedisRuleStore:
@@ -199,7 +213,7 @@ class RedisRuleStore:
     async def get(self) -> RuleSet:
         """The newest set; revision 0 and no rules where none was ever stored."""
         async with self._bounded():
-            stored = tuple(await self._client.hmget(f"{self._prefix}rules", ["revision", "rules"]))
+            stored = tuple(await self._client.hmget(f"{self._prefix}rules", STORED))
         if stored == _NOTHING:
             return RuleSet(revision=0, rules=())
         try:
@@ -208,12 +222,13 @@ class RedisRuleStore:
             revision = _text(stored[0]) or "0"
             raise RulesUnavailable(f"the stored rules (revision {revision}) cannot be read: {error}") from error
 
-    async def put(self, rules: Sequence[Rule], *, expected_revision: int) -> int:
+    async def put(self, rules: Sequence[Rule], *, expected_revision: int, at_ms: int = 0) -> int:
         """Replace the set that has `expected_revision` (0 = none yet); returns the new revision.
 
+        Workers put it in force at `at_ms` (Unix milliseconds), or as soon as they hear of it.
         Raises `StaleRevision` and changes nothing when another set is in force.
         """
-        args: list[str | int] = [expected_revision, _document(rules), f"{self._prefix}rules:changed"]
+        args: list[str | int] = [expected_revision, _document(rules), f"{self._prefix}rules:changed", at_ms]
         async with self._bounded():
             done, revision = await self._put_script.run(self._client, [f"{self._prefix}rules"], args)
         if not done:
@@ -256,8 +271,16 @@ class RedisRuleStore:
             raise RulesUnavailable("the rule store does not answer") from error
 
 
-_Stored = tuple[Any, ...]  # the values of `revision` and `rules`, as bytes or text; None where missing
-_NOTHING: _Stored = (None, None)
+_Stored = tuple[Any, ...]  # the values of STORED, as bytes or text; None where missing
+_NOTHING: _Stored = (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A set that is held until its instant, in Unix seconds."""
+
+    rules: RuleSet
+    at_s: float
 
 
 def _document(rules: Sequence[Rule]) -> str:
@@ -271,6 +294,14 @@ def _rule_set(stored: _Stored) -> RuleSet:
     except (TypeError, ValueError, RecursionError) as error:
         raise RuleError("rules: not a revision and a JSON list") from error
     return RuleSet(revision=revision, rules=parse_rules(document))
+
+
+def _instant_s(stored: _Stored) -> float:
+    """From when a stored set is in force; what is not a number is no reason to wait."""
+    try:
+        return int(stored[2] or 0) / 1000
+    except ValueError:
+        return 0.0
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,66 @@
+"""Request headers that steer how a request is served: its time, its priority, its place in a sequence."""
+
+from starlette.datastructures import Headers
+
+from gateway.core.errors import InvalidInput, MalformedRequest
+from gateway.core.types import Priority, SequenceStep
+from gateway.pipeline import Task
+
+MAX_SEQUENCE_ID = 128  # characters
+_ID, _START, _END = "x-sequence-id", "x-sequence-start", "x-sequence-end"
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_TENSOR = "tensor"  # the contract whose callers name the models themselves
+
+
+def timeout_us(headers: Headers, task: Task) -> int:
+    """How long the request may take: the task's time, which `X-Timeout-Ms` may shorten."""
+    given = headers.get("x-timeout-ms")
+    if given is None:
+        return task.timeout_us
+    if not given.isdecimal() or not 1 <= int(given[:10]) <= 10**9:
+        raise MalformedRequest("must be a whole number of milliseconds from 1", field="x-timeout-ms")
+    return min(task.timeout_us, int(given[:10]) * 1000)
+
+
+def priority(headers: Headers) -> Priority:
+    """`X-Priority`: whether somebody waits for the answer."""
+    given = headers.get("x-priority")
+    if given is None or given.lower() == "interactive":
+        return "interactive"
+    if given.lower() == "batch":
+        return "batch"
+    raise MalformedRequest("must be interactive or batch", field="x-priority")
+
+
+def sequence_step(headers: Headers, task: Task) -> SequenceStep | None:
+    """`X-Sequence-Id`, `X-Sequence-Start` and `X-Sequence-End`; None where there are none.
+
+    Raises `InvalidInput` where the task keeps no state.
+    """
+    given = [name.decode("latin-1") for name, _ in headers.raw if name.startswith(b"x-sequence-")]
+    if not given:
+        return None
+    if not (task.contract.is_sequence or task.contract.name == _TENSOR):
+        raise InvalidInput(f"the task '{task.name}' keeps no state from request to request", field=_ID)
+    if _ID not in given:
+        raise InvalidInput("is needed with x-sequence-start and x-sequence-end", field=_ID)
+    return SequenceStep(id=_sequence_id(headers[_ID]), is_start=_flag(headers, _START), is_end=_flag(headers, _END))
+
+
+def _sequence_id(given: str) -> int | str:
+    """Digits are a number, as Triton has them; anything else is a text."""
+    if given.isascii() and given.isdecimal():
+        number = int(given[:21])
+        if not 1 <= number < 2**64:
+            raise MalformedRequest("a number must be from 1 to 2^64 - 1", field=_ID)
+        return number
+    if not 1 <= len(given) <= MAX_SEQUENCE_ID or not given.isprintable():
+        raise MalformedRequest(f"must be a number, or a text of 1 to {MAX_SEQUENCE_ID} characters", field=_ID)
+    return given
+
+
+def _flag(headers: Headers, name: str) -> bool:
+    given = _FLAGS.get(headers.get(name, "false").lower())
+    if given is None:
+        raise MalformedRequest("must be true or false", field=name)
+    return given

@@ -1,0 +1,86 @@
+"""Deploys, kept in Redis so that a control plane that starts again knows of those of its predecessor.
+
+Layout, all under one prefix:
+- `{prefix}deploys`: a hash of the documents (JSON) by id;
+- `{prefix}deploying:{model}`: whose the model is; its owner renews it, and it expires 10 s after its last word.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gateway.core.errors import RulesUnavailable
+from gateway.ports import JsonObject
+from gateway.stores.redis_script import UNREACHABLE, load_script
+
+CLAIM_TTL_MS = 10_000
+KEPT = 100
+
+
+class RedisDeployStore:
+    """See `ports.DeployStore`. Raises `RulesUnavailable` when Redis does not answer within `timeout_s`."""
+
+    def __init__(self, client: Redis, prefix: str, timeout_s: float = 1.0) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._claim = load_script("claim")
+        self._release = load_script("release")
+
+    async def save(self, document: JsonObject) -> None:
+        """Keep it; of more than a hundred the oldest are forgotten."""
+        async with self._bounded():
+            await self._client.hset(self._key, document["id"], json.dumps(document))
+            if await self._client.hlen(self._key) > KEPT:
+                old = [one["id"] for one in await self._all()][KEPT:]
+                await self._client.hdel(self._key, *old)
+
+    async def load(self, deploy_id: str) -> JsonObject | None:
+        """The one with this id."""
+        async with self._bounded():
+            text = await self._client.hget(self._key, deploy_id)
+        return None if text is None else json.loads(text)
+
+    async def recent(self) -> Sequence[JsonObject]:
+        """The newest first."""
+        async with self._bounded():
+            return await self._all()
+
+    async def claim(self, model: str, owner: str) -> bool:
+        """Take it, or keep it for another 10 s."""
+        async with self._bounded():
+            return bool(await self._claim.run(self._client, [self._claimed(model)], [owner, CLAIM_TTL_MS]))
+
+    async def owner(self, model: str) -> str:
+        """Who has it; empty for nobody."""
+        async with self._bounded():
+            owner = await self._client.get(self._claimed(model))
+        return owner.decode() if isinstance(owner, bytes) else owner or ""
+
+    async def release(self, model: str, owner: str) -> None:
+        """Give it up."""
+        async with self._bounded():
+            await self._release.run(self._client, [self._claimed(model)], [owner])
+
+    @property
+    def _key(self) -> str:
+        return f"{self._prefix}deploys"
+
+    def _claimed(self, model: str) -> str:
+        return f"{self._prefix}deploying:{model}"
+
+    async def _all(self) -> list[dict[str, Any]]:
+        documents = [json.loads(text) for text in (await self._client.hgetall(self._key)).values()]
+        return sorted(documents, key=lambda one: one["started_ms"], reverse=True)
+
+    @contextlib.asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield
+        except UNREACHABLE as error:
+            raise RulesUnavailable("the store of deploys does not answer") from error

@@ -1,0 +1,126 @@
+"""What became of requests, by the version of the model that they were sent to, of all workers together.
+
+A server counts what it believes to have done well (Triton 2.51 counts an error that a model answers to one request as a
+success); the gateway sees errors, answers that break the model's own word, and time-outs.
+
+Layout: `{prefix}outcomes:{model}`, a hash of `{version}:answered` and `{version}:failed`; it expires an hour after its
+last word.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+from redis.asyncio import Redis
+
+from gateway.core.attempts import CONSEQUENCES
+from gateway.core.errors import Fault, FaultKind, RulesUnavailable
+from gateway.core.models import Outcomes
+from gateway.core.record import RequestRecord
+from gateway.stores.redis_script import UNREACHABLE
+
+FLUSH_S = 0.25
+TIMEOUT_S = 1.0
+FORGET_AFTER_S = 3600
+MAX_WAITING = 10_000  # names that are counted and not written yet; more are Redis's absence, and are let go
+
+_log = logging.getLogger(__name__)
+
+
+class RedisOutcomeCounter:
+    """An `Observer` that counts the requests to places with a version, and writes the counts four times a second."""
+
+    def __init__(self, client: Redis, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.create_task(self._forever(), name="outcomes")
+
+    async def close(self) -> None:
+        """Write what is left, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._flush()
+
+    def began(self, task: str) -> None:
+        """Nothing is known of it yet."""
+
+    def refused(self, record: RequestRecord) -> None:
+        """It has not come to any model."""
+
+    def ended(self, record: RequestRecord) -> None:
+        """Count each attempt: those that failed, and the one that answered."""
+        if record.plan is None or not record.plan.candidates:
+            return
+        places = record.plan.candidates
+        # Rules name a version only while it matters which.
+        if not places[0].version:
+            return
+        for place, fault in zip(places, record.faults, strict=False):
+            if place.version and _is_failure(fault):
+                self._count(place.model, f"{place.version}:failed")
+        if record.error is None and len(record.faults) < len(places):
+            place = places[len(record.faults)]
+            if place.version:
+                self._count(place.model, f"{place.version}:answered")
+
+    def _count(self, model: str, name: str) -> None:
+        if len(self._counts) < MAX_WAITING:
+            self._counts[model, name] += 1
+
+    async def _forever(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self._flush()
+            except Exception:  # noqa: BLE001 - the supervisor of this task
+                _log.exception("outcomes_failed")
+
+    async def _flush(self) -> None:
+        counts, self._counts = self._counts, Counter()
+        if not counts:
+            return
+        # What cannot be written is lost: a late count would be taken for one of now.
+        with contextlib.suppress(*UNREACHABLE):
+            async with asyncio.timeout(TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
+                for (model, name), count in counts.items():
+                    steps.hincrby(f"{self._prefix}outcomes:{model}", name, count)
+                for model in {model for model, _ in counts}:
+                    steps.expire(f"{self._prefix}outcomes:{model}", FORGET_AFTER_S)
+                await steps.execute()
+
+
+class RedisOutcomes:
+    """See `ports.OutcomeSource`."""
+
+    def __init__(self, client: Redis, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    async def read(self, model: str) -> Mapping[str, Outcomes]:
+        """By version. Raises `RulesUnavailable` when Redis does not answer."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                stored = await self._client.hgetall(f"{self._prefix}outcomes:{model}")
+        except UNREACHABLE as error:
+            raise RulesUnavailable("the shared store cannot be read now") from error
+        found: dict[str, dict[str, int]] = {}
+        for name, count in stored.items():
+            version, _, kind = (name.decode() if isinstance(name, bytes) else name).partition(":")
+            found.setdefault(version, {})[kind] = int(count)
+        return {
+            version: Outcomes(requests=counts.get("answered", 0), failures=counts.get("failed", 0))
+            for version, counts in found.items()
+        }
+
+
+def _is_failure(fault: Fault) -> bool:
+    """Whether the model, or where it runs, may be at fault."""
+    return fault.kind is FaultKind.FAILED or CONSEQUENCES[fault.kind].blames_backend
