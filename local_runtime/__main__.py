@@ -20,6 +20,7 @@ from local_runtime.messages import ModelControl, ModelState
 from local_runtime.protocol.http_server import HttpServer, start_http
 from local_runtime.protocol.oip_grpc import GrpcServer, start_server
 from local_runtime.protocol.oip_http import HttpApp
+from local_runtime.repository import examination
 from local_runtime.runtime import LocalRuntime, RuntimeOptions
 
 _EXAMPLES = """examples:
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "bench":
         return bench.run(options)
+    if options.command == "check":
+        return _check(options.repository)
     if options.http is None and options.grpc == _NONE:
         parser.error("--http none and --grpc none leave nothing to serve")
     _log_to_stderr(options.log_level.upper())
@@ -121,7 +124,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     bench.add_parser(commands)
+    check = commands.add_parser("check", help="print as JSON what Triton and this runtime would make of a repository")
+    check.add_argument("repository", type=Path, metavar="FOLDER", help="folder of Triton models; none is loaded")
     return parser
+
+
+def _check(repository: Path) -> int:
+    try:
+        sys.stdout.write(examination.report(repository) + "\n")
+    except (ModelLoadError, OSError) as error:
+        _say(f"local_runtime: {error}")
+        return EXIT_CONFIG
+    return 0
 
 
 def _add_addresses(serve: argparse.ArgumentParser) -> None:
