@@ -42,5 +42,5 @@ bench: setup  ## measure the gateway on this machine; ARGS="..." goes to the ben
 clean:  ## remove the environments, built weights, run state and caches (stops the stack first)
 	@$(MAKE) --no-print-directory down ARGS=
 	@rm -rf .venv .venv-triton .run build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	@find triton_models \( -name '*.pt' -o -name tokenizer.json -o -name labels.txt -o -name weights.npz -o -name .build.json \) -delete
+	@find triton_models \( -name '*.pt' -o -name tokenizer.json -o -name labels.txt -o -name weights.npz -o -name '*.onnx' -o -name characters.txt -o -name .build.json \) -delete
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
 import typer
 
-from gateway.cli import rules, serve, stack
+from gateway.cli import models, rules, serve, stack
 
 app = typer.Typer(
     help="One REST API in front of NVIDIA Triton, an in-process PyTorch runtime and LLM endpoints.",
@@ -13,6 +13,7 @@ app = typer.Typer(
 for commands in (stack.app, serve.app):
     app.registered_commands += commands.registered_commands
 app.add_typer(rules.app, name="rules")
+app.add_typer(models.app, name="models")
 
 
 def main() -> None:

@@ -187,7 +187,7 @@ class Pipeline:
             if not has_begun:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
         if request.sequence is not None:
-            await self.sequences.answered(request)
+            await self.sequences.answered(request, version=walk.version)
 
     async def _call(self, request: InferenceRequest, task: Task, place: Place) -> BackendCall:
         return BackendCall(

@@ -6,11 +6,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from gateway.core.breaker import Breaker
 from gateway.core.errors import Fault
-from gateway.core.models import ModelFacts, ModelFigures
+from gateway.core.models import ModelFacts, ModelFigures, Outcomes
 from gateway.core.rate_limit import Charge
 from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.rules import Rule, RuleSet
+from gateway.core.sequences import Pin
 from gateway.core.types import BackendCall, BackendEvent, InferenceRequest, Place, SequenceStep, Verdict
 
 JsonObject = Mapping[str, Any]
@@ -127,8 +128,31 @@ class Sequences(Protocol):
         """It failed at `place`. Raises `SequenceLost` where that ends the sequence."""
         ...
 
-    async def answered(self, request: InferenceRequest) -> None:
-        """It was answered: the last of a sequence gives its place up. Never raises."""
+    async def answered(self, request: InferenceRequest, *, version: str) -> None:
+        """It was answered, by that version: the last of a sequence gives its place up. Never raises."""
+        ...
+
+
+class SequenceStore(Protocol):
+    """Which replica keeps the state of which sequence: `core.sequences.Pins` where all workers see it.
+
+    Raises `SequencesUnavailable` when it cannot be asked. `for_us` is how long the request may still be under way.
+    """
+
+    async def find(self, owner: str, *, for_us: int) -> Pin | None:
+        """The pin of an owner, its lease renewed; one step."""
+        ...
+
+    async def pin(self, owner: str, place: Place, numbers: Sequence[int], *, idle_us: int, for_us: int) -> int | None:
+        """Pin a new sequence under the first number that is its owner's already, or free; None where none is."""
+        ...
+
+    async def lose(self, owner: str, pin: Pin) -> None:
+        """What was kept is gone: until a new start, `find` says so. Nothing where it lives elsewhere by now."""
+        ...
+
+    async def end(self, owner: str, pin: Pin) -> None:
+        """It has ended. Nothing where it lives elsewhere by now."""
         ...
 
 
@@ -180,9 +204,11 @@ class RuleStore(Protocol):
         """The newest set; revision 0 and no rules where none was ever stored."""
         ...
 
-    async def put(self, rules: Sequence[Rule], *, expected_revision: int) -> int:
+    async def put(self, rules: Sequence[Rule], *, expected_revision: int, at_ms: int = 0) -> int:
         """Replace the set of `expected_revision`; returns the new revision.
 
+        All workers put it in force at the same instant, `at_ms` (Unix milliseconds, seconds ahead at most), or, with 0,
+        each as soon as it hears of it.
         Raises `StaleRevision` when that is not the newest.
         """
         ...
@@ -192,7 +218,78 @@ class RuleStore(Protocol):
         ...
 
     async def applied(self, revision: int, timeout_s: float = 1.0) -> Applied:
-        """Wait until all live workers run `revision` or a later one; never raises."""
+        """Wait until all live workers run `revision` or a later one, or hold it for its instant; never raises."""
+        ...
+
+
+class DeployStore(Protocol):
+    """What becomes of deploys, kept where a restart of the control plane does not lose it. Raises `RulesUnavailable`.
+
+    Documents are plain JSON objects with an `id`.
+    """
+
+    async def save(self, document: JsonObject) -> None:
+        """Keep it in place of the one with the same `id`; the oldest of too many are forgotten."""
+        ...
+
+    async def load(self, deploy_id: str) -> JsonObject | None:
+        """The one with this id."""
+        ...
+
+    async def recent(self) -> Sequence[JsonObject]:
+        """The newest first."""
+        ...
+
+    async def claim(self, model: str, owner: str) -> bool:
+        """Take a model, or keep it, for a few seconds; false while another owner has it."""
+        ...
+
+    async def owner(self, model: str) -> str:
+        """Who has claimed the model; empty for nobody."""
+        ...
+
+    async def release(self, model: str, owner: str) -> None:
+        """Give up a claim of one's own."""
+        ...
+
+
+class OutcomeSource(Protocol):
+    """What became of the requests to a model, as all workers saw it. Raises `RulesUnavailable`."""
+
+    async def read(self, model: str) -> Mapping[str, Outcomes]:
+        """By version; only of requests whose route named one."""
+        ...
+
+
+class Events(Protocol):
+    """What happened to backends lately: models whose processes died, and what became of them."""
+
+    async def read(self, limit: int) -> Sequence[JsonObject]:
+        """The newest first."""
+        ...
+
+
+class EventLog(Protocol):
+    """Where events are written for `Events` to read."""
+
+    async def add(self, event: JsonObject) -> None:
+        """Write one down; never raises."""
+        ...
+
+
+class Leases(Protocol):
+    """What only one worker at a time may do. None of it raises: without the store nobody gets anything."""
+
+    async def take(self, name: str, ttl_s: float) -> bool:
+        """Whether it is ours now, for `ttl_s` seconds; false while another has it, or while it is not known."""
+        ...
+
+    async def keep(self, name: str, ttl_s: float, *, word: str = "") -> None:
+        """Have it for `ttl_s` from now, and leave a word for those who do not get it."""
+        ...
+
+    async def word(self, name: str) -> str:
+        """The word that was left with it; empty where there is none."""
         ...
 
 
@@ -221,6 +318,10 @@ class HealthObserver(Protocol):
 
     def figures(self, backend: str, figures: Sequence[ModelFigures]) -> None:
         """What `Backend.figures` told."""
+        ...
+
+    def waiting(self, counts: Mapping[str, int]) -> None:
+        """How many requests wait at the gates of each backend."""
         ...
 
     def healed(self, place: Place, outcome: str) -> None:

@@ -62,7 +62,8 @@ async def work(settings: Settings, listener_fd: int) -> None:
     loop.add_reader(0, parent_gone)
     listener = socket.socket(fileno=listener_fd)
     async with data_plane(settings, CollectorRegistry(), is_draining=stop.is_set) as app:
-        await serve_app(app, [listener], stop, drain_s=settings.server.drain_timeout_s)
+        server = settings.server
+        await serve_app(app, [listener], stop, drain_s=server.drain_timeout_s, max_message_bytes=server.max_body_bytes)
 
 
 async def admin(settings: Settings) -> None:
@@ -97,7 +98,8 @@ async def serve(config: Path, settings: Settings) -> int:
         ops = asyncio.create_task(serve_app(page, [ops_listener], ended, drain_s=1))
         try:
             async with _shared_runtime(settings, metrics, environment, stop) as shared:
-                command = (*_MODULE, "worker", "--config", str(config), "--fd", str(listener.fileno()))
+                where = ("--config", str(config), "--fd", str(listener.fileno()))
+                command = (*_MODULE, "worker", *where, "--workers", str(server.workers))
                 worker = Child(
                     name="worker",
                     command=command,

@@ -53,6 +53,12 @@ class TritonSettings(_Backend):
     url: str = Field(
         description="gRPC addresses, host:port, separated by commas; each record of a DNS name is a replica"
     )
+    repository: Path | None = Field(
+        default=None, description="its model repository as `gateway models deploy` reaches it, shared by all replicas"
+    )
+    compression: Literal["none", "gzip"] = Field(
+        default="none", description="of tensors on their way: worth its time only where the network is slow"
+    )
 
 
 class LocalSettings(_Backend):
@@ -127,6 +133,7 @@ class KeySettings(_Section):
     key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     limits: tuple[LimitSettings, ...] | None = Field(default=None, description="default: the section `limits`")
     tasks: tuple[str, ...] | None = Field(default=None, description="default: every task")
+    admin: bool = Field(default=False, description="may list, load and unload models on /v2/repository")
 
     @model_validator(mode="after")
     def _has_one_secret(self) -> "KeySettings":
@@ -235,7 +242,7 @@ def _anchored(settings: Settings, folder: Path) -> Settings:
     """Make relative paths relative to the configuration file."""
     backends = {
         name: backend.model_copy(update={"repository": (folder / backend.repository).resolve()})
-        if isinstance(backend, LocalSettings)
+        if isinstance(backend, LocalSettings | TritonSettings) and backend.repository is not None
         else backend
         for name, backend in settings.backends.items()
     }

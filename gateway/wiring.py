@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from redis.asyncio import Redis
 from starlette.types import ASGIApp
 
 from gateway.admin.app import create_admin_app
+from gateway.admin.deploys import Deploys
+from gateway.admin.fleet import ModelBackend, Servers
+from gateway.admin.model_routes import ModelPlane
 from gateway.api.app import create_app
 from gateway.api.auth import KeyRing
 from gateway.api.body import BodyLimits
@@ -28,10 +32,11 @@ from gateway.core.breaker import BreakerBoard
 from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
 from gateway.core.types import Caller
 from gateway.gate import Gate
+from gateway.healing import Healer
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Backend, Limiter, Observer, RuleSource
-from gateway.sequences import NoSequences
+from gateway.ports import Backend, EventLog, Leases, Limiter, Observer, RuleSource, SequenceStore
+from gateway.sequences import PinnedSequences
 from gateway.settings import (
     BackendSettings,
     ConfigError,
@@ -43,10 +48,15 @@ from gateway.settings import (
     TritonSettings,
     local_socket,
 )
-from gateway.stores.memory import MemoryLimiter, MemoryRuleSource
+from gateway.stores.leases import MemoryLeases, RedisLeases
+from gateway.stores.memory import MAX_KEYS, MemoryLimiter, MemoryRuleSource, MemorySequenceStore
+from gateway.stores.redis_deploys import RedisDeployStore
+from gateway.stores.redis_events import RedisEvents
 from gateway.stores.redis_limiter import RedisLimiter
+from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
 from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
+from gateway.stores.redis_sequences import RedisSequenceStore
 from gateway.tasks import CONTRACTS
 from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
@@ -83,17 +93,28 @@ async def data_plane(
             stack.callback(access_log.flush)
             observers.append(access_log)
         backends = await _backends(settings, stack)
-        limiter, rules = await _stores(settings, stack)
-        prober = Prober(backends=backends, rules=rules, board=board, clock=monotonic_us, observer=metrics)
+        stores = await _stores(settings, stack)
+        observers += stores.observers
+        gates = {name: _gate(settings.backends[name]) for name in backends}
+        healer = Healer(backends=backends, board=board, leases=stores.leases, observer=metrics, events=stores.events)
+        prober = Prober(
+            backends=backends,
+            rules=stores.rules,
+            board=board,
+            clock=monotonic_us,
+            observer=metrics,
+            healer=healer,
+            gates=gates,
+        )
         stack.push_async_callback(prober.close)
         await prober.start()
         pipeline = Pipeline(
             tasks=tasks,
             backends=backends,
-            gates={name: _gate(settings.backends[name]) for name in backends},
-            limiter=limiter,
-            rules=rules,
-            sequences=NoSequences(),
+            gates=gates,
+            limiter=stores.limiter,
+            rules=stores.rules,
+            sequences=PinnedSequences(stores.sequences, backends, board=board, clock=monotonic_us),
             board=board,
             observer=Observers(observers),
             clock=monotonic_us,
@@ -116,16 +137,44 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
         raise ConfigError("redis.url: the control plane needs the Redis that the workers share")
     if not settings.server.admin_token():
         raise ConfigError(f"set the admin token in the environment variable {settings.server.admin_token_env}")
-    client = _redis(settings)
-    try:
+    async with AsyncExitStack() as stack:
+        client = _redis(settings)
+        stack.push_async_callback(client.aclose)
+        rules = RedisRuleStore(client, settings.redis.prefix)
+        servers = await _model_servers(settings, stack)
+        deploys = Deploys(
+            servers=servers,
+            rules=rules,
+            store=RedisDeployStore(client, settings.redis.prefix),
+            outcomes=RedisOutcomes(client, settings.redis.prefix),
+            check=_check(settings),
+        )
+        stack.push_async_callback(deploys.close)
         yield create_admin_app(
-            RedisRuleStore(client, settings.redis.prefix),
+            rules,
             settings.server.admin_token(),
             tuple(settings.backends),
             tuple(settings.tasks),
+            models=ModelPlane(servers=servers, deploys=deploys, events=RedisEvents(client, settings.redis.prefix)),
         )
-    finally:
-        await client.aclose()
+
+
+async def _model_servers(settings: Settings, stack: AsyncExitStack) -> Servers:
+    """The backends with models as this process reaches them: Triton by its address, a worker's runtime not at all."""
+    reachable: dict[str, ModelBackend] = {}
+    unreachable: dict[str, str] = {}
+    repositories: dict[str, str] = {}
+    for name, backend in settings.backends.items():
+        if isinstance(backend, LocalSettings):
+            unreachable[name] = "it runs inside the data plane and cannot be reached from the control plane"
+        elif isinstance(backend, TritonSettings) and not backend.enabled:
+            unreachable[name] = "it is switched off in the configuration"
+        elif isinstance(backend, TritonSettings):
+            reachable[name] = await TritonBackend.open(name, backend.url)
+            stack.push_async_callback(reachable[name].close)
+            if backend.repository is not None:
+                repositories[name] = str(backend.repository)
+    return Servers(reachable=reachable, unreachable=unreachable, repositories=repositories)
 
 
 def _tasks(settings: Settings) -> Mapping[str, Task]:
@@ -179,7 +228,7 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
     """A new kind of backend is a case here. Raises ValueError for what cannot be served."""
     match settings:
         case TritonSettings():
-            return await TritonBackend.open(name, settings.url)
+            return await TritonBackend.open(name, settings.url, compression=settings.compression)
         case OpenAISettings():
             return OpenAIBackend(name, settings.base_url, api_key=settings.api_key(), headers=settings.headers)
         case LocalSettings():
@@ -194,11 +243,29 @@ def _gate(settings: BackendSettings) -> Gate:
     return Gate(max_in_flight=settings.max_in_flight, max_queue_size=settings.max_queue_size)
 
 
-async def _stores(settings: Settings, stack: AsyncExitStack) -> tuple[Limiter, RuleSource]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stores:
+    """What workers share, or one of them keeps for itself."""
+
+    limiter: Limiter
+    rules: RuleSource
+    sequences: SequenceStore
+    leases: Leases
+    events: EventLog | None = None
+    observers: Sequence[Observer] = ()
+
+
+async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
     local = MemoryLimiter(monotonic_us)
     if not settings.redis.url:
-        return local, MemoryRuleSource(seed)
+        alone = settings.server.workers == 1
+        return _Stores(
+            limiter=local,
+            rules=MemoryRuleSource(seed),
+            sequences=MemorySequenceStore(monotonic_us, max_keys=MAX_KEYS if alone else 0),
+            leases=MemoryLeases(monotonic_us),
+        )
     client = _redis(settings)
     stack.push_async_callback(client.aclose)
     worker_id = f"{socket.gethostname()}-{os.getpid()}"
@@ -207,7 +274,17 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> tuple[Limiter, R
     await rules.start()
     limiter = RedisLimiter(client, settings.redis.prefix, local)
     stack.push_async_callback(limiter.close)
-    return limiter, rules
+    outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
+    stack.push_async_callback(outcomes.close)
+    outcomes.start()
+    return _Stores(
+        observers=(outcomes,),
+        limiter=limiter,
+        rules=rules,
+        sequences=RedisSequenceStore(client, settings.redis.prefix),
+        leases=RedisLeases(client, settings.redis.prefix),
+        events=RedisEvents(client, settings.redis.prefix),
+    )
 
 
 def _redis(settings: Settings) -> Redis:
@@ -239,6 +316,7 @@ def _caller(key: KeySettings, settings: Settings) -> Caller:
         tenant=key.tenant,
         limits=tuple(limit.limit() for limit in limits),
         tasks=None if key.tasks is None else frozenset(key.tasks),
+        is_admin=key.admin,
     )
 
 

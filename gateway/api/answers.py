@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gateway.api.headers import limit_headers, route_headers
 from gateway.core.errors import InternalError
-from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started, Tensors
+from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started, Tensors, Timing
 from gateway.pipeline import Pipeline
 
 
@@ -40,3 +40,13 @@ def json_answer(document: Any, started: Started | None = None) -> Response:
 def answer_headers(started: Started) -> dict[str, str]:
     """The state of the limits and the route taken."""
     return limit_headers(started.verdict) | route_headers(started.route)
+
+
+def timing(lengths: Timing) -> dict[str, float | None]:
+    """Where a request's time went, in milliseconds."""
+    return {
+        "total_ms": lengths.total_us / 1000,
+        "admit_ms": lengths.admit_us / 1000,
+        "queue_ms": None if lengths.queue_us is None else lengths.queue_us / 1000,
+        "backend_ms": lengths.backend_us / 1000,
+    }

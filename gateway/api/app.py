@@ -1,16 +1,18 @@
 """The data plane's path table, as an ASGI application with nothing between it and the server."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import openai, openapi, tasks
+from gateway.api import oip, openai, openapi, tasks
 from gateway.api.endpoint import Api, Endpoint, Handler, request_id
 from gateway.api.errors import ErrorForm, openai_error, problem
+from gateway.api.oip_errors import oip_error
+from gateway.api.stream import StreamEndpoint
 from gateway.core.errors import MethodNotAllowed, NotFound
 
 # Model names hold slashes in the OpenAI world ("org/model"), hence `:path`.
@@ -24,13 +26,15 @@ PATHS: Final[tuple[tuple[str, str, Handler, ErrorForm], ...]] = (
     ("GET", "/v1/models", openai.list_models, openai_error),
     ("GET", "/v1/models/{model:path}", openai.get_model, openai_error),
 )
+_WEBSOCKET: Final = "websocket"  # in the table in the place of a method
 _OPENAI_PREFIXES = ("/v1/chat", "/v1/embeddings", "/v1/models", "/v1/completions", "/v1/responses")
 
 
 class App:
     """Finds a request's path and method in the table; what the endpoints do not catch, the server answers with 500."""
 
-    def __init__(self, table: Mapping[str, Mapping[str, ASGIApp]]) -> None:
+    def __init__(self, table: Mapping[str, Mapping[str, ASGIApp]], *, protocol: ASGIApp) -> None:
+        self._protocol = protocol
         self._fixed = {path: methods for path, methods in table.items() if "{" not in path}
         patterns = ((compile_path(path), methods) for path, methods in table.items() if "{" in path)
         self._patterns = [(regex, convertors, methods) for (regex, _, convertors), methods in patterns]
@@ -40,10 +44,12 @@ class App:
         methods = self._fixed.get(scope["path"])
         if methods is None:
             methods = self._matched(scope)
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        answer = methods.get(method)
+        method = _WEBSOCKET if scope["type"] == "websocket" else scope["method"]
+        answer = methods.get("GET" if method == "HEAD" else method)
+        if answer is None and scope["type"] == "http" and oip.is_ours(scope["path"]):
+            answer = self._protocol
         if answer is None:
-            answer = _no_such_path(Request(scope), methods)
+            answer = _no_such_path(HTTPConnection(scope), [name for name in methods if name != _WEBSOCKET])
         await answer(scope, receive, send)
 
     def _matched(self, scope: Scope) -> Mapping[str, ASGIApp]:
@@ -64,10 +70,13 @@ def create_app(api: Api) -> App:
     for method, path, handler, form in PATHS:
         table.setdefault(path, {})[method] = Endpoint(handler, api, form)
     document = openapi.document(api.pipeline.tasks, api.models)
+    table["/v1/tasks/{task}/stream"] = {_WEBSOCKET: StreamEndpoint(api)}
     table["/openapi.json"] = {"GET": _plain(lambda: JSONResponse(document))}
     table["/healthz/live"] = {"GET": _plain(lambda: JSONResponse({"status": "live"}))}
     table["/healthz/ready"] = {"GET": _plain(lambda: _ready(api))}
-    return App(table)
+    table["/v2/health/live"] = {"GET": _plain(oip.live)}
+    table["/v2/health/ready"] = {"GET": _plain(lambda: oip.ready(is_ready=api.is_ready()))}
+    return App(table, protocol=Endpoint(oip.serve, api, oip_error))
 
 
 def _ready(api: Api) -> Response:
@@ -85,7 +94,7 @@ def _plain(respond: Callable[[], Response]) -> ASGIApp:
     return answer
 
 
-def _no_such_path(request: Request, methods: Mapping[str, ASGIApp]) -> Response:
+def _no_such_path(request: HTTPConnection, methods: Sequence[str]) -> Response:
     """404 or 405, in the form of the path's neighbours."""
     form = openai_error if request.url.path.startswith(_OPENAI_PREFIXES) else problem
     if methods:

@@ -31,6 +31,12 @@ class KeyRing:
         return caller
 
 
+def authorize_admin(caller: Caller) -> None:
+    """Raise `Forbidden` where the key may not control models."""
+    if not caller.is_admin:
+        raise Forbidden("this key may not control models: that takes an admin key")
+
+
 def authorize(caller: Caller, task: str) -> None:
     """Raise `Forbidden` where the key is not for this task."""
     if caller.tasks is not None and task not in caller.tasks:

@@ -12,16 +12,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.auth import KeyRing, authorize
 from gateway.api.body import BodyLimits, drain, read_body
 from gateway.api.errors import ErrorForm
-from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, MalformedRequest, UnknownTask
+from gateway.api.request_headers import priority, sequence_step, timeout_us
+from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, UnknownTask
 from gateway.core.record import RequestRecord
-from gateway.core.types import Caller, InferenceRequest
+from gateway.core.types import Caller, InferenceRequest, SequenceStep
 from gateway.pipeline import Pipeline, Task
 
 _log = logging.getLogger(__name__)
@@ -68,16 +69,34 @@ class Visit:
         authorize(self.caller, task.name)
         return task
 
-    def inference(self, task: Task, parsed: Any, *, stream: bool = False) -> InferenceRequest:
-        """This visit as the pipeline takes it. Raises `MalformedRequest` for bad headers."""
+    def inference(
+        self,
+        task: Task,
+        parsed: Any,
+        *,
+        stream: bool = False,
+        model: str = "",
+        version: str = "",
+        sequence: SequenceStep | None = None,
+    ) -> InferenceRequest:
+        """This visit as the pipeline takes it. Raises `MalformedRequest` and `InvalidInput` for bad headers.
+
+        `model` and `version` are those that the caller names; `sequence`, where its body says it, stands above the
+        headers.
+        """
+        headers = self.request.headers
         request = InferenceRequest(
             id=self.id,
             task=task.name,
             caller=self.caller,
             input=parsed,
             received_us=self.received_us,
-            deadline_us=self.received_us + _timeout_us(self.request, task),
+            deadline_us=self.received_us + timeout_us(headers, task),
             stream=stream,
+            model=model,
+            version=version,
+            sequence=sequence or sequence_step(headers, task),
+            priority=priority(headers),
         )
         self.walked = True
         return request
@@ -150,7 +169,7 @@ class Endpoint:
         return response
 
 
-def request_id(request: Request) -> str:
+def request_id(request: HTTPConnection) -> str:
     """The caller's own id where it is safe to repeat in logs and headers, else a new one."""
     given = request.headers.get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
@@ -203,15 +222,6 @@ async def _watch(receive: Receive, departure: Departure) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     departure.left()
-
-
-def _timeout_us(request: Request, task: Task) -> int:
-    given = request.headers.get("x-timeout-ms")
-    if given is None:
-        return task.timeout_us
-    if not given.isdecimal() or not 1 <= int(given[:10]) <= 10**9:
-        raise MalformedRequest("must be a whole number of milliseconds from 1", field="x-timeout-ms")
-    return min(task.timeout_us, int(given[:10]) * 1000)
 
 
 _NOBODY = Caller(key_id="", tenant="")

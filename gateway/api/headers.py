@@ -1,6 +1,10 @@
 """Response headers: the limits' state and the route taken."""
 
+from urllib.parse import quote
+
 from gateway.core.types import Route, Verdict
+
+_AS_THEY_ARE = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~%"
 
 
 def limit_headers(verdict: Verdict) -> dict[str, str]:
@@ -18,7 +22,7 @@ def route_headers(route: Route) -> dict[str, str]:
     """Where the answer came from."""
     return {
         "x-gateway-backend": route.backend,
-        "x-gateway-model": route.model,
+        "x-gateway-model": quote(route.model, safe=_AS_THEY_ARE),  # named by a caller, maybe: a header is ASCII
         "x-gateway-attempts": str(route.attempts),
         "x-gateway-rule": route.rule,
     }

@@ -1,35 +1,29 @@
 """The OpenAI-compatible paths: chat, embeddings, models. Their answers pass through; ours have their shape."""
 
-import asyncio
 import base64
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from gateway.api.answers import answer_headers, json_answer, unary
 from gateway.api.body import json_object
 from gateway.api.endpoint import Api, Visit
 from gateway.api.errors import openai_document
+from gateway.api.event_stream import StreamForm, streamed
 from gateway.core.errors import (
     GatewayError,
     InternalError,
     InvalidInput,
     MalformedRequest,
-    NoHealthyBackend,
     UnknownModel,
 )
-from gateway.core.types import Answer, Delta, Event, Message, Started
+from gateway.core.types import Answer, Delta, Event, Message
 from gateway.pipeline import Task
 from gateway.tasks.chat import Chat, parse_body
 from gateway.tasks.text_embedding import TextEmbedding
-
-SLOW_READER_S = 5.0  # past the request's deadline, for what is still on its way to the caller
 
 
 async def chat_completions(visit: Visit) -> Response:
@@ -43,14 +37,7 @@ async def chat_completions(visit: Visit) -> Response:
         if not isinstance(message, Message):
             raise InternalError("a chat answer was expected")
         return Response(message.body, media_type="application/json", headers=answer_headers(started))
-    events = visit.api.pipeline.handle(request)
-    # The first event tells the route, or raises: only then is the status line written.
-    started_event = await anext(events)
-    if not isinstance(started_event, Started):
-        raise InternalError("the answer had no start")
-    left_s = (request.deadline_us - visit.api.pipeline.clock()) / 1e6
-    headers = answer_headers(started_event)
-    return EventStream(events, headers=headers, timeout_s=left_s + SLOW_READER_S, is_ready=visit.api.is_ready)
+    return await streamed(visit.api, request, _FORM)
 
 
 async def embeddings(visit: Visit) -> Response:
@@ -100,60 +87,15 @@ async def get_model(visit: Visit) -> Response:
     return json_answer(_model(name))
 
 
-class EventStream(Response):
-    """An answer's events as server-sent events, each sent the moment it comes.
-
-    A failure on the way is told in the stream, which then ends without `[DONE]`: a client can always tell a whole
-    answer from a broken one. So is a stop of the gateway (`is_ready` turns false) that cannot wait any longer. A reader
-    so slow that `timeout_s` runs out is cut off.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        events: AsyncGenerator[Event, None],
-        *,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        is_ready: Callable[[], bool],
-    ) -> None:
-        super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
-        self._timeout_s = timeout_s
-        self._is_ready = is_ready
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send until the end; closing the events cancels the backend's work when the caller left."""
-        async with aclosing(self._events) as events:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timeout_s):
-                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                    await self._send_all(events, send)
-
-    async def _send_all(self, events: AsyncGenerator[Event, None], send: Send) -> None:
-        last = b"data: [DONE]\n\n"
-        try:
-            async for event in events:
-                if isinstance(event, Delta):
-                    await send(_body(b"data: " + event.data + b"\n\n"))
-        except GatewayError as error:
-            last = _error_event(error)
-        except asyncio.CancelledError:
-            if self._is_ready():
-                raise
-            last = _error_event(NoHealthyBackend("the gateway stops: what was received is incomplete"))
-        await send(_body(last))
-        await send({"type": "http.response.body", "body": b""})
+def _written(event: Event) -> bytes | None:
+    return b"data: " + event.data + b"\n\n" if isinstance(event, Delta) else None
 
 
 def _error_event(error: GatewayError) -> bytes:
     return b"data: " + orjson.dumps(openai_document(error)) + b"\n\n"
 
 
-def _body(chunk: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": chunk, "more_body": True}
+_FORM = StreamForm(media_type="text/event-stream", written=_written, failed=_error_event, end=b"data: [DONE]\n\n")
 
 
 def _task_of_model(api: Api, body: Mapping[str, Any], contract: str) -> Task:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway import __version__
+from gateway.api import openapi_oip
 from gateway.core.errors import DATA_PLANE
 from gateway.pipeline import Task
 from gateway.tasks.chat import Chat
@@ -87,9 +88,9 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
     return {
         "openapi": "3.1.0",
         "info": {"title": "Hybrid inference gateway", "version": __version__},
-        "paths": paths,
+        "paths": paths | openapi_oip.paths(),
         "components": {
-            "schemas": _schemas(tasks),
+            "schemas": _schemas(tasks) | openapi_oip.schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
@@ -124,13 +125,20 @@ def _task_content() -> dict[str, Any]:
     binary = {"type": "string", "format": "binary"}
     upload = {
         "type": "object",
-        "description": "the fields of the task's input; `file` is another name for `image`",
-        "properties": {"image": binary, "file": binary, "top_k": {"type": "integer"}, "text": {"type": "string"}},
+        "description": "the fields of the task's input; `file` is another name for `image` or `audio`",
+        "properties": {
+            "image": binary,
+            "audio": binary,
+            "file": binary,
+            "top_k": {"type": "integer"},
+            "text": {"type": "string"},
+        },
     }
     return {
         _JSON: {"schema": body},
         "multipart/form-data": {"schema": upload},
         "image/*": {"schema": binary},
+        "audio/*": {"schema": binary},
     }
 
 

@@ -1,17 +1,22 @@
 """The task API: `POST /v1/infer`, `POST /v1/tasks/{task}`, `GET /v1/tasks[/{task}]`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.responses import Response
 
-from gateway.api.answers import json_answer, unary
+from gateway.api.answers import json_answer, timing, unary
 from gateway.api.body import form, json_object, media_type
 from gateway.api.endpoint import Visit
+from gateway.api.oip_errors import refusing
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
 from gateway.core.rules import Target
-from gateway.core.types import Answer, Route, Timing, Usage
+from gateway.core.types import Answer, Message, Route, Tensors, Usage
 from gateway.pipeline import Pipeline, Task
+from gateway.tasks import oip
+from gateway.tasks.tensor import TensorInput
+
+_MEDIA: Final = ("image", "audio")  # fields that come as files, and the content types of files without a form
 
 
 async def infer(visit: Visit) -> Response:
@@ -23,18 +28,19 @@ async def infer(visit: Visit) -> Response:
 
 
 async def infer_task(visit: Visit) -> Response:
-    """The same for one task; also as `multipart/form-data` and raw `image/*`."""
+    """The same for one task; also as `multipart/form-data` and raw `image/*` and `audio/*`."""
     task = visit.enter(visit.api.task(visit.request.path_params["task"]))
     kind = media_type(visit.request.headers)
     if kind == "multipart/form-data":
         fields = await form(visit.request.headers, visit.body)
         upload = fields.pop("file", None)
-        given = {**_typed(task, fields), **({"image": upload} if upload is not None else {})}
+        given = {**_typed(task, fields), **({_media(task): upload} if upload is not None else {})}
         return await _answer(visit, task, given, {})
-    if kind.startswith("image/"):
-        if "image" not in task.contract.input_schema["properties"]:
-            raise UnsupportedMediaType(f"the task '{task.name}' takes no image", field="content-type")
-        given = {**_typed(task, dict(visit.request.query_params)), "image": visit.body}
+    medium = kind.partition("/")[0]
+    if medium in _MEDIA:
+        if medium != _media(task):
+            raise UnsupportedMediaType(f"the task '{task.name}' takes no {medium}", field="content-type")
+        given = {**_typed(task, dict(visit.request.query_params)), medium: visit.body}
         return await _answer(visit, task, given, {})
     document = json_object(visit.request.headers, visit.body)
     _only(document, ("input", "parameters"))
@@ -57,21 +63,39 @@ async def get_task(visit: Visit) -> Response:
 async def _answer(visit: Visit, task: Task, given: object, parameters: object) -> Response:
     if not isinstance(parameters, Mapping):
         raise InvalidInput("must be an object", field="parameters")
-    request = visit.inference(task, task.contract.parse(given, parameters))
+    parsed = task.contract.parse(given, parameters)
+    if isinstance(parsed, TensorInput):
+        request = visit.inference(task, parsed, model=parsed.model, version=parsed.version, sequence=parsed.sequence)
+    else:
+        request = visit.inference(task, parsed)
     started, answer, finished = await unary(visit.api.pipeline, request)
-    if not isinstance(answer, Answer):
-        raise InternalError("a task answer was expected")
+    output = output_of(answer)
     return json_answer(
         {
             "id": request.id,
             "task": task.name,
-            "output": answer.output,
+            "output": output,
             "route": _route(started.route),
-            "usage": _usage(answer.usage),
-            "timing": _timing(finished.timing),
+            "usage": _usage(answer.usage if isinstance(answer, Answer) else Usage()),
+            "timing": timing(finished.timing),
         },
         started,
     )
+
+
+def output_of(answer: Answer | Message | Tensors) -> Mapping[str, Any]:
+    """An answer as the task's JSON. Raises `MalformedRequest` for tensors that have no form in it."""
+    if isinstance(answer, Answer):
+        return answer.output
+    if isinstance(answer, Tensors):
+        with refusing():
+            return {"outputs": oip.documents(answer.outputs)}
+    raise InternalError("a task answer was expected")
+
+
+def _media(task: Task) -> str:
+    """The field of a task's input that an upload is for."""
+    return next((name for name in _MEDIA if name in task.contract.input_schema["properties"]), _MEDIA[0])
 
 
 def _typed(task: Task, fields: Mapping[str, str | bytes]) -> dict[str, object]:
@@ -135,12 +159,3 @@ def _route(route: Route) -> dict[str, Any]:
 def _usage(usage: Usage) -> dict[str, int]:
     counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
     return {name: count for name, count in counts.items() if count is not None}
-
-
-def _timing(timing: Timing) -> dict[str, float | None]:
-    return {
-        "total_ms": timing.total_us / 1000,
-        "admit_ms": timing.admit_us / 1000,
-        "queue_ms": None if timing.queue_us is None else timing.queue_us / 1000,
-        "backend_ms": timing.backend_us / 1000,
-    }

@@ -81,7 +81,7 @@ def encode(
 
 
 def decode(message: bytes, wanted: Sequence[str], *, aside: Aside | None = None) -> Tensors:
-    """The answer to a unary call, in the order of `wanted` (all of it where nothing is named).
+    """The answer to a unary call: the outputs in `wanted` (all where nothing is named), in the server's order.
 
     Triton checks none of its models' outputs, so this does: raises `BackendError` BROKEN for missing or double names,
     and for sizes that do not fit shape and datatype.
@@ -120,7 +120,7 @@ def _tensors(response: pb.ModelInferResponse, raw: Sequence[bytes | memoryview],
     wrong = wrong_names([output.name for output in response.outputs], wanted)
     if wrong:
         raise _broken(wrong)
-    picked = tuple(outputs[name] for name in wanted) if wanted else tuple(outputs.values())
+    picked = tuple(tensor for name, tensor in outputs.items() if not wanted or name in wanted)
     if not response.parameters:
         return Tensors(outputs=picked, version=response.model_version)
     parameters = {name: _parameter(value) for name, value in response.parameters.items()}

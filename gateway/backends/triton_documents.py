@@ -98,9 +98,9 @@ def _correlation_bits(batching: Any) -> int:
 def _numbers(descriptor: Any, tree: dict[str, Any]) -> dict[str, Any]:
     """The tree with the strings that protobuf writes for 64-bit integers turned into numbers."""
     return {
-        name: _number(descriptor.fields_by_name[name], value)
-        for name, value in tree.items()
-        if value or name not in _NEW_FIELDS
+        field.name: _number(field, tree[field.name])
+        for field in descriptor.fields  # in their declared order, which is that of Triton's JSON
+        if field.name in tree and (tree[field.name] or field.name not in _NEW_FIELDS)
     }
 
 
@@ -109,8 +109,8 @@ def _number(field: Any, value: Any) -> Any:
         return [_number(field, item) for item in value]
     if field.cpp_type in _WIDE_INTEGERS:
         return int(value)
-    if field.message_type is None:
-        return value
+    if field.message_type is None:  # a float without a fraction is written without one
+        return int(value) if isinstance(value, float) and value.is_integer() else value
     if field.message_type.GetOptions().map_entry:
         inner = field.message_type.fields_by_name["value"]
         return {key: _number(inner, item) for key, item in value.items()}

@@ -42,9 +42,11 @@ def serve(
 
 
 @app.command(hidden=True)
-def worker(config: ConfigOption, fd: Annotated[int, typer.Option("--fd")]) -> None:
-    """One worker; `gateway serve` starts it."""
-    settings = _settings(config)
+def worker(
+    config: ConfigOption, fd: Annotated[int, typer.Option("--fd")], workers: Annotated[int, typer.Option()] = 1
+) -> None:
+    """One worker of `workers`; `gateway serve` starts it."""
+    settings = _settings(config, workers=workers)
     from gateway.serve import work
 
     try:
@@ -71,13 +73,23 @@ def admin(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 
 @app.command()
-def check(config: Annotated[Path, typer.Argument(metavar="FILE")] = DEFAULT_CONFIG) -> None:
-    """Check a configuration: every fault with its line, or one line that all is well.
+def check(
+    config: Annotated[Path, typer.Argument(metavar="FILE|REPOSITORY")] = DEFAULT_CONFIG,
+    strict: Annotated[bool, typer.Option("--strict", help="Of a repository: warnings are faults.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Of a repository: findings as JSON.")] = False,
+) -> None:
+    """Check a configuration or a model repository: every fault with its line, or one line that all is well.
 
     Try:
 
         gateway check deploy/gateway.yaml
+
+        gateway check triton_models --strict
     """
+    if config.is_dir():
+        from gateway.cli.check_models import check_repository
+
+        raise typer.Exit(check_repository(config, strict=strict, as_json=as_json))
     settings = _settings(config)
     from gateway.wiring import check as check_tasks
 

@@ -190,5 +190,8 @@ def command(server: TritonServer, *, repository: Path, target: Path, ports: Port
         "--exit-on-error=false",
         "--strict-readiness=false",
         # A prefix of our own, so that only our shared memory is removed when the server had to be killed.
-        *(f"--backend-config={name},shm-region-prefix-name={SHM_PREFIX}_{run_id}_" for name in ("python", "pytorch")),
+        *(
+            f"--backend-config={name},shm-region-prefix-name={SHM_PREFIX}_{run_id}_"
+            for name in ("python", "pytorch", "onnxruntime")
+        ),
     )

@@ -9,11 +9,21 @@ from collections.abc import Callable, Mapping
 from gateway.tasks.chat import Chat
 from gateway.tasks.contract import Contract
 from gateway.tasks.image_classification import ImageClassification
+from gateway.tasks.image_embedding import ImageEmbedding
+from gateway.tasks.ocr import Ocr
+from gateway.tasks.speech_activity import SpeechActivity
+from gateway.tasks.tensor import TensorTask
+from gateway.tasks.text_classification import TextClassification
 from gateway.tasks.text_embedding import TextEmbedding
 
 CONTRACTS: Mapping[str, Callable[..., Contract]] = {
     TextEmbedding.name: TextEmbedding,
+    TextClassification.name: TextClassification,
     ImageClassification.name: ImageClassification,
+    ImageEmbedding.name: ImageEmbedding,
+    Ocr.name: Ocr,
+    SpeechActivity.name: SpeechActivity,
     Chat.name: Chat,
+    TensorTask.name: TensorTask,
 }
 """Every contract by its name in the configuration; the values build one from a task's options."""

@@ -29,6 +29,7 @@ class Chat:
     """Messages in, the upstream's own answer out (OpenAI paths) or its message (task paths)."""
 
     name: ClassVar[str] = "chat"
+    is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {}
 
     input_schema: Mapping[str, Any] = {

@@ -5,13 +5,15 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from gateway.core.errors import BackendError, Fault, FaultKind, InvalidInput
-from gateway.core.types import Answer, Delta, Message, Payload, Tensor, Tensors
+from gateway.core.types import Delta, Message, Part, Payload, Tensor, Tensors
 
 
 class Contract(Protocol):
     """A task's two-way form. Implementations hold only their options."""
 
     name: ClassVar[str]
+    is_sequence: ClassVar[bool]
+    """Whether its requests are steps of sequences: what the model answers depends on those before."""
     tensor_fields: ClassVar[Mapping[str, str]]
     """The caller's field behind each input tensor, for a backend's refusals."""
     input_schema: Mapping[str, Any]
@@ -28,7 +30,7 @@ class Contract(Protocol):
         """What a backend is asked."""
         ...
 
-    def answer(self, event: Tensors | Message | Delta, parsed: Any) -> Answer | Message | Delta:
+    def answer(self, event: Tensors | Message | Delta, parsed: Any) -> Part:
         """A backend's event in the task's own form.
 
         Raises `BackendError` (BROKEN) for an answer against the contract, and `InvalidInput` where only the

@@ -1,7 +1,5 @@
 """`image-classification`: one image -> the best labels with their scores."""
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,9 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gateway.core.errors import InvalidInput
-from gateway.core.tensors import from_numpy, to_numpy
+from gateway.core.tensors import to_numpy
 from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
 from gateway.tasks.contract import broken, known_fields, output, tensors_of
+from gateway.tasks.files import IMAGE_SCHEMA, image_of, image_tensor
 
 SUM_TOLERANCE = 1e-2  # softmax in float32 over a thousand classes is within 1e-4
 
@@ -28,6 +27,7 @@ class ImageClassification:
     """IMAGE (BYTES [1, 1], the file's bytes) -> SCORES (FP32 [1, classes], probabilities)."""
 
     name: ClassVar[str] = "image-classification"
+    is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
 
     def __init__(self, *, labels: Sequence[str], max_image_bytes: int = 20 * 2**20) -> None:
@@ -36,10 +36,7 @@ class ImageClassification:
         self.input_schema: Mapping[str, Any] = {
             "type": "object",
             "properties": {
-                "image": {
-                    "type": "string",
-                    "description": "the image file in base64, or a data: URL; multipart and raw bodies also work",
-                },
+                "image": IMAGE_SCHEMA,
                 "top_k": {"type": "integer", "minimum": 1, "maximum": len(self.labels), "default": 5},
             },
             "required": ["image"],
@@ -71,21 +68,12 @@ class ImageClassification:
         top_k = fields.get("top_k", min(5, len(self.labels)))
         if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= len(self.labels):
             raise InvalidInput(f"must be a whole number from 1 to {len(self.labels)}", field="input.top_k")
-        image = fields.get("image")
-        if isinstance(image, str):
-            image = _decode(image)
-        if not isinstance(image, bytes):
-            raise InvalidInput("must be base64 text, a data: URL or an upload", field="input.image")
-        if not image:
-            raise InvalidInput("is empty", field="input.image")
-        if len(image) > self.max_image_bytes:
-            raise InvalidInput(f"has {len(image)} bytes, at most {self.max_image_bytes} are taken", field="input.image")
+        image = image_of(fields, max_bytes=self.max_image_bytes)
         return ImageInput(image=image, top_k=top_k)
 
     def payload(self, parsed: ImageInput) -> TensorPayload:
         """IMAGE as BYTES [1, 1]."""
-        image = np.array([[parsed.image]], dtype=np.object_)
-        return TensorPayload(inputs=(from_numpy("IMAGE", image),), outputs=("SCORES",))
+        return TensorPayload(inputs=(image_tensor(parsed.image),), outputs=("SCORES",))
 
     def answer(self, event: Tensors | Message | Delta, parsed: ImageInput) -> Answer:
         """The `top_k` labels, best first."""
@@ -96,14 +84,3 @@ class ImageClassification:
         return Answer(
             output={"labels": [{"name": self.labels[i], "index": int(i), "score": float(scores[i])} for i in best]}
         )
-
-
-def _decode(text: str) -> bytes:
-    if text.startswith("data:"):
-        head, comma, text = text.partition(",")
-        if not comma or not head.endswith(";base64"):
-            raise InvalidInput("a data: URL must be base64 encoded", field="input.image")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidInput("is not valid base64", field="input.image") from None

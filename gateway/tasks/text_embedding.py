@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gateway.core.errors import InvalidInput
-from gateway.core.tensors import from_numpy, to_numpy
 from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors, Usage
-from gateway.tasks.contract import broken, known_fields, output, tensors_of
-
-UNIT_TOLERANCE = 1e-3  # float16 weights and a sum over some hundred dimensions stay well inside
+from gateway.tasks.contract import known_fields
+from gateway.tasks.embeddings import check_text, refuse_truncated, texts_payload, tokens_of, unit_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +33,7 @@ class TextEmbedding:
     """
 
     name: ClassVar[str] = "text-embedding"
+    is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"TEXT": "input.text"}
 
     def __init__(
@@ -89,44 +87,24 @@ class TextEmbedding:
             raise InvalidInput(f"takes 1 to {self.max_texts} texts, got {len(texts)}", field="input.text")
         parsed = TextInput(texts=tuple(texts), is_list=is_list, truncate=truncate)
         for i, item in enumerate(texts):
-            self._check(item, parsed.field(i))
+            check_text(item, parsed.field(i), max_characters=self.max_characters)
         return parsed
-
-    def _check(self, text: object, field: str) -> None:
-        if not isinstance(text, str):
-            raise InvalidInput("must be a string", field=field)
-        if not text.strip():
-            raise InvalidInput("must not be empty", field=field)
-        if len(text) > self.max_characters:
-            raise InvalidInput(f"has {len(text)} characters, at most {self.max_characters} are taken", field=field)
 
     def payload(self, parsed: TextInput) -> TensorPayload:
         """TEXT as BYTES [n, 1] in UTF-8."""
-        texts = np.array([[t.encode()] for t in parsed.texts], dtype=np.object_)
-        return TensorPayload(inputs=(from_numpy("TEXT", texts),), outputs=("EMBEDDING", "TOKENS"))
+        return texts_payload(parsed.texts)
 
     def answer(self, event: Tensors | Message | Delta, parsed: TextInput) -> Answer:
         """The vectors, checked: finite and of unit length."""
-        tensors, rows = tensors_of(event), len(parsed.texts)
-        vectors = to_numpy(
-            output(tensors, "EMBEDDING", datatype="FP32", shape=(rows, self.dimensions)),
-        )
-        tokens = to_numpy(output(tensors, "TOKENS", datatype="INT32", shape=(rows, 1)))[:, 0]
+        rows = len(parsed.texts)
+        tokens = tokens_of(event, rows=rows)
         if not parsed.truncate:
-            self._refuse_truncated(tokens, parsed)
-        lengths = np.linalg.norm(vectors, axis=1)
-        if not np.all(np.abs(lengths - 1.0) < UNIT_TOLERANCE):  # also false for NaN
-            raise broken("an embedding is not of unit length")
+            remedy = "shorten the text, or set parameters.truncate to embed only its beginning"
+            refuse_truncated(tokens, max_tokens=self.max_tokens, field=parsed.field, remedy=remedy)
         return Answer(
-            output={"embeddings": vectors, "dimensions": self.dimensions},
+            output={
+                "embeddings": unit_vectors(event, rows=rows, dimensions=self.dimensions),
+                "dimensions": self.dimensions,
+            },
             usage=Usage(input_tokens=int(np.minimum(tokens, self.max_tokens).sum())),
         )
-
-    def _refuse_truncated(self, tokens: npt.NDArray[np.int32], parsed: TextInput) -> None:
-        longest = int(np.argmax(tokens))
-        if tokens[longest] > self.max_tokens:
-            raise InvalidInput(
-                f"has {tokens[longest]} tokens and the model reads {self.max_tokens}: "
-                "shorten the text, or set parameters.truncate to embed only its beginning",
-                field=parsed.field(longest),
-            )

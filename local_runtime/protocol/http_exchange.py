@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from local_runtime.protocol.oip_json import error_body
+from local_runtime.protocol.json_text import error_body
 
 JSON_TYPE = b"application/json"
 BINARY_TYPE = b"application/octet-stream"

@@ -44,6 +44,7 @@ _FIXED: Mapping[tuple[str, ...], str] = MappingProxyType(
         ("v2", "models", "stats"): "stats",
         ("v2", "repository", "index"): "index",
         ("v2", "systemsharedmemory", "status"): "shared_memory_status",
+        ("v2", "cudasharedmemory", "status"): "shared_memory_status",
         ("v2", "trace", "setting"): "not_offered",
         ("v2", "logging"): "not_offered",
         ("metrics",): "metrics",

@@ -162,7 +162,7 @@ def _inputs(message: Any) -> dict[str, Array]:
     inputs: dict[str, Array] = {}
     for position, tensor in enumerate(message.inputs):
         if tensor.name in inputs:
-            raise Malformed(f"input '{tensor.name}' is given more than once")
+            raise Malformed(f"input '{tensor.name}' already exists in request")
         if tensor.parameters:
             _refuse_shared_memory(tensor)
         if raw:

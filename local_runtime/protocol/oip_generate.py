@@ -3,19 +3,36 @@
 Source: `protocol/extension_generate.md`. A field that is no input of the model is a parameter.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
-from local_runtime.protocol.oip_json import dump, parse
+from local_runtime.protocol.json_text import dump, parse
+from local_runtime.protocol.oip_json import Arrays, Asked, TensorForm
 from local_runtime.protocol.oip_parameters import request_fields
 from local_runtime.protocol.oip_tensors import Malformed, refusing
-from local_runtime.protocol.oip_values import from_json, to_json
+from local_runtime.protocol.oip_values import to_json
+
+# Triton's words for a model that answers more or less often than once, and for one called over HTTP in one piece.
+ONE_ANSWER: Final = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+    "number of responses"
+)
+DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
+_Tensor = TypeVar("_Tensor")
 
 
 def decode_generate(metadata: ModelMetadata, version: str, body: bytes) -> InferRequest:
+    """The body of a generate call as a request for the runtime; see `read_generate`."""
+    asked = read_generate(metadata, body, Arrays)
+    return InferRequest(
+        model=metadata.name, version=version, inputs=asked.inputs, request_id=asked.request_id, **asked.fields
+    )
+
+
+def read_generate(metadata: ModelMetadata, body: bytes, form: TensorForm[_Tensor]) -> Asked[_Tensor]:
     """The body of a generate call; INVALID_ARG naming the field that is wrong.
 
     A single value stands for a tensor of one element, a list for the last dimension (nested lists for the last
@@ -23,7 +40,7 @@ def decode_generate(metadata: ModelMetadata, version: str, body: bytes) -> Infer
     """
     document = parse(body)
     specs = {spec.name: spec for spec in metadata.inputs}
-    inputs: dict[str, Array] = {}
+    inputs: dict[str, _Tensor] = {}
     parameters: dict[str, Any] = {}
     with refusing():
         for name, value in document.items():
@@ -31,7 +48,7 @@ def decode_generate(metadata: ModelMetadata, version: str, body: bytes) -> Infer
                 spec = specs[name]
                 shape = _shape(value)
                 shape = [1] * (len(spec.shape) - len(shape)) + shape
-                inputs[name] = from_json(name, spec.datatype, shape, value if isinstance(value, list) else [value])
+                inputs[name] = form.from_json(name, spec.datatype, shape, value if isinstance(value, list) else [value])
             elif name == "parameters":
                 if not isinstance(value, dict):
                     raise Malformed("Unable to parse 'parameters': must be an object")
@@ -41,20 +58,27 @@ def decode_generate(metadata: ModelMetadata, version: str, body: bytes) -> Infer
         request_id = document.get("id", "")
         if not isinstance(request_id, str):
             raise Malformed("Unable to parse 'id': must be a string")
-        return InferRequest(
-            model=metadata.name, version=version, inputs=inputs, request_id=request_id, **request_fields(parameters)
-        )
+        return Asked(inputs=inputs, request_id=request_id, fields=request_fields(parameters))
 
 
 def encode_generate(answer: InferAnswer, *, request_id: str) -> bytes:
-    """An answer as one JSON object: outputs by name, one value where there is one, else a list in row order."""
-    document: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
+    """An answer as one JSON object; see `generated`."""
+    values = {name: to_json(name, array) for name, array in answer.outputs.items()}
+    return generated((answer.model, answer.version), values, request_id=request_id, parameters=answer.parameters)
+
+
+def generated(
+    model: tuple[str, str], outputs: Mapping[str, Any], *, request_id: str, parameters: Mapping[str, Any]
+) -> bytes:
+    """An answer of `model` (name and version) as one JSON object, its members sorted by name as in Triton.
+
+    `outputs` are values in row order; one value stands alone.
+    """
+    document = {"model_name": model[0], "model_version": model[1], **parameters}
     if request_id:
         document["id"] = request_id
-    document.update(answer.parameters)
-    for name, array in answer.outputs.items():
-        document[name] = _value(to_json(name, array))
-    return dump(document)
+    document.update({name: _value(values) for name, values in outputs.items()})
+    return dump(dict(sorted(document.items())))
 
 
 def _shape(value: Any) -> list[int]:

@@ -5,8 +5,6 @@ request out of the queue (Triton runs on).
 """
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import functools
 import logging
@@ -15,26 +13,18 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from local_runtime.errors import ErrorCode, InferenceError, invalid
+from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer
 from local_runtime.protocol import oip_describe
 from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version
 from local_runtime.protocol.http_connection import Exchange
 from local_runtime.protocol.http_exchange import BINARY_TYPE, HttpError, Reply, compressed, error_reply, plain_body
 from local_runtime.protocol.http_routes import METHODS, Route, route
+from local_runtime.protocol.json_text import dump, error_body
 from local_runtime.protocol.metrics import CONTENT_TYPE, render
-from local_runtime.protocol.oip_generate import decode_generate, encode_generate
-from local_runtime.protocol.oip_json import (
-    Body,
-    JsonInfer,
-    decode_infer,
-    decode_raw,
-    dump,
-    encode_infer,
-    error_body,
-    parse,
-)
-from local_runtime.protocol.oip_tensors import Malformed, refusing
+from local_runtime.protocol.oip_generate import DECOUPLED, ONE_ANSWER, decode_generate, encode_generate
+from local_runtime.protocol.oip_json import Body, JsonInfer, decode_infer, decode_raw, encode_infer
+from local_runtime.protocol.oip_repository import read_index, read_load, read_unload
 from local_runtime.repository.completion import triton_json
 from local_runtime.runtime import LocalRuntime
 
@@ -53,11 +43,6 @@ STATUS: Mapping[ErrorCode, HTTPStatus] = MappingProxyType(
         ErrorCode.UNKNOWN: HTTPStatus.BAD_REQUEST,
         ErrorCode.DEADLINE: HTTPStatus.GATEWAY_TIMEOUT,
     }
-)
-_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
-_ONE_ANSWER = (
-    "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
-    "number of responses"
 )
 _NOT_OFFERED = "shared memory, trace and log settings are not offered by this server"
 _REMEMBERED_PATHS = 1024  # of clients that call few models; any other path is only a little slower
@@ -147,7 +132,7 @@ class HttpApp:
             asked = self._raw(found, body)
         else:
             asked = decode_infer(found.model, found.version, body, json_length=json_length)
-        answer = await infer_once(self._runtime, asked.request, counts=asked.classes, decoupled=_DECOUPLED)
+        answer = await infer_once(self._runtime, asked.request, counts=asked.classes, decoupled=DECOUPLED)
         reply = _infer_reply(encode_infer(answer, asked))
         return compressed(reply, head.accept_encoding) if head.accept_encoding else reply
 
@@ -167,10 +152,10 @@ class HttpApp:
                 if not answer.outputs:
                     continue
                 if only is not None:
-                    raise InferenceError(ErrorCode.INTERNAL, _ONE_ANSWER)
+                    raise InferenceError(ErrorCode.INTERNAL, ONE_ANSWER)
                 only = answer
         if only is None:
-            raise InferenceError(ErrorCode.INTERNAL, _ONE_ANSWER)
+            raise InferenceError(ErrorCode.INTERNAL, ONE_ANSWER)
         return Reply(content=encode_generate(only, request_id=request.request_id))
 
     async def _generate_stream(self, found: Route, exchange: Exchange) -> Reply | None:
@@ -234,29 +219,17 @@ class HttpApp:
     # --- model control --------------------------------------------------------------------------
 
     async def _index(self, _found: Route, exchange: Exchange) -> Reply:
-        document = self._document(exchange)
-        ready_only = document.get("ready", False)
-        if not isinstance(ready_only, bool):
-            raise invalid("Unable to parse 'ready': must be true or false")
-        return Reply(content=dump(oip_describe.index(self._runtime.index(ready_only=ready_only))))
+        index = self._runtime.index(ready_only=read_index(self._body(exchange)))
+        return Reply(content=dump(oip_describe.index(index)))
 
     async def _load(self, found: Route, exchange: Exchange) -> Reply:
-        config, files = _load_parameters(self._document(exchange))
+        config, files = read_load(self._body(exchange))
         await self._runtime.load(found.model, config=config, files=files or None)
         return Reply()
 
     async def _unload(self, found: Route, exchange: Exchange) -> Reply:
-        parameters = _object(self._document(exchange), "parameters")
-        with_dependents = parameters.get("unload_dependents", False)
-        if not isinstance(with_dependents, bool):
-            raise invalid("Unable to parse 'unload_dependents': must be true or false")
-        await self._runtime.unload(found.model, unload_dependents=with_dependents)
+        await self._runtime.unload(found.model, unload_dependents=read_unload(self._body(exchange)))
         return Reply()
-
-    def _document(self, exchange: Exchange) -> dict[str, Any]:
-        """The body of a call that needs none."""
-        body = self._body(exchange)
-        return parse(body) if body.strip() else {}
 
 
 def _length(field: bytes) -> int:
@@ -273,33 +246,3 @@ def _infer_reply(body: Body) -> Reply:
         content_type=BINARY_TYPE,
         headers=((b"inference-header-content-length", b"%d" % body.json_length),),
     )
-
-
-def _load_parameters(document: dict[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    config: str | None = None
-    files: dict[str, bytes] = {}
-    with refusing():
-        for name, value in _object(document, "parameters").items():
-            if not isinstance(value, str):
-                raise Malformed(f"parameter '{name:.100}' must be a string")
-            if name == "config":
-                config = value
-            elif name.startswith("file:"):
-                files[name.removeprefix("file:")] = _from_base64(name, value)
-            else:
-                raise Malformed(f"unrecognized load parameter '{name:.100}'")
-    return config, files
-
-
-def _from_base64(name: str, value: str) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error as error:
-        raise Malformed(f"parameter '{name:.100}' is not base64: {error}") from error
-
-
-def _object(document: dict[str, Any], member: str) -> dict[str, Any]:
-    value = document.get(member, {})
-    if not isinstance(value, dict):
-        raise invalid(f"Unable to parse '{member}': must be an object")
-    return value

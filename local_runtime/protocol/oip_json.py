@@ -4,47 +4,89 @@ Sources: `inference_rest.md` of the Open Inference Protocol, Triton's `protocol/
 server, requests may hold the bare words NaN and Infinity, and answers hold them where a tensor does.
 """
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
-import orjson
 
 from local_runtime.errors import ErrorCode, InferenceError, invalid, with_request_id
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
-from local_runtime.protocol.error_texts import safe_text
+from local_runtime.protocol.json_text import dump, parse
 from local_runtime.protocol.oip_parameters import flag, request_fields
-from local_runtime.protocol.oip_tensors import Malformed, from_bytes, refusing, to_bytes
+from local_runtime.protocol.oip_tensors import Malformed, from_bytes, item_size, refusing, to_bytes
 from local_runtime.protocol.oip_values import from_json, to_json
 from local_runtime.scheduling.validation import datatype_of
 
-# Lists and objects, and what looks like them within strings. So many pairs of numbers are read in 0.25 s (0.4 s with a
-# NaN among them) on one core of 2.5 GHz, during which nothing else is answered. Flat lists of numbers cost a tenth.
-MAX_CONTAINERS: Final = 500_000
-_MIN_INT64 = -(2**63)
-_MAX_UINT64 = 2**64 - 1
 _INTEGERS = frozenset({int})  # and not bool, which is one of their subclasses
 _NO_BINARY: Mapping[str, bool] = MappingProxyType({})
 _NO_CLASSES: Mapping[str, int] = MappingProxyType({})
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
-class JsonInfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and how its caller wants the answer.
+_Tensor_co = TypeVar("_Tensor_co", covariant=True)
+_Tensor = TypeVar("_Tensor")
+
+
+class TensorForm(Protocol[_Tensor_co]):
+    """What the tensors of a request become. Both calls raise Malformed naming the input."""
+
+    def from_json(self, name: str, datatype: str, shape: Sequence[int], data: Any, /) -> _Tensor_co:
+        """A tensor from JSON values, flat or nested as its shape says."""
+        ...
+
+    def from_bytes(
+        self, name: str, datatype: str, shape: Sequence[int], /, *, raw: bytes | memoryview, model: str
+    ) -> _Tensor_co:
+        """A tensor from its binary form."""
+        ...
+
+
+class Arrays:
+    """Requests' tensors as numpy arrays: the runtime's own form."""
+
+    from_json = staticmethod(from_json)
+    from_bytes = staticmethod(from_bytes)
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """How a caller wants its answer.
 
     Args:
-        request: for the runtime.
         is_binary: outputs are wanted as bytes, where `binary` does not say otherwise.
         binary: the same, by output.
         classes: how many best classes are wanted in place of an output's values, by output.
     """
 
+    is_binary: bool = False
+    binary: Mapping[str, bool] = _NO_BINARY
+    classes: Mapping[str, int] = _NO_CLASSES
+
+    def wants_bytes(self, output: str) -> bool:
+        """Whether this output is to come in the binary form."""
+        return self.binary.get(output, self.is_binary)
+
+
+class JsonInfer(Wishes, frozen=True, kw_only=True):
+    """A request for the runtime, and how its caller wants the answer."""
+
     request: InferRequest
-    is_binary: bool
-    binary: Mapping[str, bool]
-    classes: Mapping[str, int]
+
+
+class Asked(Wishes, Generic[_Tensor], frozen=True, kw_only=True):
+    """A request as its body says it, in any form of tensors, and how its caller wants the answer.
+
+    Args:
+        inputs: by name.
+        request_id: the caller's; empty where it gave none.
+        outputs: names of those that are wanted; empty for all.
+        fields: what the parameters mean (see `oip_parameters.request_fields`).
+    """
+
+    inputs: Mapping[str, _Tensor]
+    request_id: str = ""
+    outputs: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = _NO_FIELDS
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +96,27 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     json_length: int | None = None
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """An output as it is written: `blob` is its binary form; `values` (what JSON takes) count where there is none."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    values: Any = None
+    blob: "bytes | memoryview | None" = None
+
+
 def decode_infer(model: str, version: str, body: bytes, *, json_length: int | None = None) -> JsonInfer:
+    """The body of an infer call as a request for the runtime; see `read_infer`."""
+    return _for_runtime(read_infer(model, body, Arrays, json_length=json_length), model, version)
+
+
+def decode_raw(metadata: ModelMetadata, version: str, body: bytes, *, is_batched: bool) -> JsonInfer:
+    """A raw body as a request for the runtime; see `read_raw`."""
+    return _for_runtime(read_raw(metadata, body, Arrays, is_batched=is_batched), metadata.name, version)
+
+
+def read_infer(model: str, body: bytes, form: TensorForm[_Tensor], *, json_length: int | None = None) -> Asked[_Tensor]:
     """The body of an infer call; INVALID_ARG naming what is wrong with it.
 
     `json_length` is the `Inference-Header-Content-Length`: where the JSON ends and the bytes of tensors begin.
@@ -62,126 +124,90 @@ def decode_infer(model: str, version: str, body: bytes, *, json_length: int | No
     if json_length is not None and not 0 <= json_length <= len(body):
         raise invalid(f"Inference-Header-Content-Length {json_length} exceeds the body of {len(body)} bytes")
     document = parse(body if json_length is None else body[:json_length])
+    return read_document(model, document, form, blobs=Blobs(body, json_length))
+
+
+def read_document(
+    model: str, document: dict[str, Any], form: TensorForm[_Tensor], *, blobs: "Blobs | None" = None
+) -> Asked[_Tensor]:
+    """The same for JSON that is parsed already; `blobs` are the bytes behind it."""
     request_id = document.get("id", "")
     if not isinstance(request_id, str):
         raise invalid("Unable to parse 'id': must be a string")
     try:
-        return _decode(document, _Blobs(body, json_length), (model, version, request_id))
+        return _read(document, blobs or Blobs(b"", None), form, (model, request_id))
     except Malformed as error:
         raise invalid(with_request_id(request_id, str(error))) from error
 
 
-def decode_raw(metadata: ModelMetadata, version: str, body: bytes, *, is_batched: bool) -> JsonInfer:
+def read_raw(metadata: ModelMetadata, body: bytes, form: TensorForm[_Tensor], *, is_batched: bool) -> Asked[_Tensor]:
     """A body that is the model's only input and nothing else (header length 0); outputs come back as bytes."""
     with refusing():
         if len(metadata.inputs) != 1:
             raise Malformed(
-                f"raw request needs a model with exactly 1 input, '{metadata.name}' has {len(metadata.inputs)}"
+                with_request_id(
+                    "",
+                    f"Raw request must only have 1 input (found 1) to be deduced but got {len(metadata.inputs)} inputs "
+                    f"in '{metadata.name}' model configuration",
+                )
             )
         spec = metadata.inputs[0]
         shape = [1 if is_batched and at == 0 else dim for at, dim in enumerate(spec.shape)]
         if spec.datatype == "BYTES":
-            array = from_bytes(spec.name, "BYTES", _filled(shape, 1), raw=_framed(body), model=metadata.name)
+            raw, elements = _framed(body), 1
         else:
-            one = from_bytes(spec.name, spec.datatype, [0], raw=b"", model=metadata.name).dtype.itemsize
-            array = from_bytes(
-                spec.name, spec.datatype, _filled(shape, len(body) // one), raw=body, model=metadata.name
-            )
-    request = InferRequest(model=metadata.name, version=version, inputs={spec.name: array})
-    return JsonInfer(request=request, is_binary=True, binary=_NO_BINARY, classes=_NO_CLASSES)
+            raw, elements = body, len(body) // item_size(spec.datatype)
+        tensor = form.from_bytes(spec.name, spec.datatype, _filled(shape, elements), raw=raw, model=metadata.name)
+    return Asked(inputs={spec.name: tensor}, is_binary=True)
 
 
 def encode_infer(answer: InferAnswer, asked: JsonInfer) -> Body:
     """The body of an infer answer; INVALID_ARG where JSON cannot hold an output's values."""
-    outputs: list[dict[str, Any]] = []
-    blobs: list[bytes] = []
-    for name, array in answer.outputs.items():
-        output: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
-        if asked.binary.get(name, asked.is_binary):
-            blob = to_bytes(array)
-            output["parameters"] = {"binary_data_size": len(blob)}
-            blobs.append(blob)
+    outputs = [
+        Output(name=name, datatype=datatype_of(array), shape=array.shape, blob=to_bytes(array))
+        if asked.wants_bytes(name)
+        else Output(name=name, datatype=datatype_of(array), shape=array.shape, values=to_json(name, array))
+        for name, array in answer.outputs.items()
+    ]
+    return answer_body(
+        (answer.model, answer.version), outputs, request_id=asked.request.request_id, parameters=answer.parameters
+    )
+
+
+def answer_body(
+    model: tuple[str, str], outputs: Iterable[Output], *, request_id: str, parameters: Mapping[str, Any]
+) -> Body:
+    """The body of an infer answer of `model` (name and version), its members in Triton's order."""
+    told: list[dict[str, Any]] = []
+    blobs: list[bytes | memoryview] = []
+    for output in outputs:
+        one: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+        if output.blob is None:
+            one["data"] = output.values
         else:
-            output["data"] = to_json(name, array)
-        outputs.append(output)
-    document: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
-    if asked.request.request_id:
-        document["id"] = asked.request.request_id
-    if answer.parameters:
-        document["parameters"] = dict(answer.parameters)
-    document["outputs"] = outputs
+            one["parameters"] = {"binary_data_size": len(output.blob)}
+            blobs.append(output.blob)
+        told.append(one)
+    document: dict[str, Any] = {"id": request_id} if request_id else {}
+    document |= {"model_name": model[0], "model_version": model[1]}
+    if parameters:
+        document["parameters"] = dict(parameters)
+    document["outputs"] = told
     head = dump(document)
-    if not blobs:
-        return Body(content=head)
+    if not any(map(len, blobs)):
+        return Body(content=head)  # empty tensors have no bytes: the answer is JSON alone, as in Triton
     return Body(content=b"".join((head, *blobs)), json_length=len(head))
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """A JSON object; INVALID_ARG for anything else, or too many parts. Bare NaN and Infinity are numbers."""
-    if len(body) > MAX_CONTAINERS and body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        raise invalid(
-            f"failed to parse the request JSON buffer: it has more than {MAX_CONTAINERS} of the characters [ and {{"
-        )
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        document = _parse_non_finite(body, error)
-    if not isinstance(document, dict):
-        raise invalid("failed to parse the request JSON buffer: the document is not an object")
-    return document
-
-
-def dump(document: Any) -> bytes:
-    """A document as JSON, arrays (one-dimensional) and NaN and Infinity included."""
-    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    # orjson writes null for what JSON has no word for; nothing else in an answer is null.
-    if b"null" in text:
-        return json.dumps(document, default=_plain, separators=(",", ":"), ensure_ascii=False).encode()
-    return text
-
-
-def error_body(text: object) -> bytes:
-    """The body of every answer that is an error."""
-    return orjson.dumps({"error": safe_text(text)})
-
-
-def _parse_non_finite(body: bytes, error: orjson.JSONDecodeError) -> Any:
-    """What the first parser refused, in case it was for bare NaN or Infinity: just as strict about everything else."""
-    if b"NaN" in body or b"Infinity" in body:
-        try:
-            document = json.loads(body.decode(), parse_int=_integer, parse_float=_finite)
-            orjson.dumps(document)  # raises for half a surrogate pair, which is no text
-        except (ValueError, RecursionError, orjson.JSONEncodeError):
-            pass  # it is malformed in another way: the first parser's words are better
-        else:
-            return document
-    raise invalid(f"failed to parse the request JSON buffer: {error}") from error
-
-
-def _integer(text: str) -> int | float:
-    number = int(text)
-    return number if _MIN_INT64 <= number <= _MAX_UINT64 else _finite(text)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError("number is infinity when parsed as double")
-    return number
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist()
-
-
-class _Blobs:
-    """The bytes behind the JSON, handed out in order."""
+class Blobs:
+    """The bytes behind the JSON, handed out in order; none without a `start`."""
 
     def __init__(self, body: bytes, start: int | None) -> None:
         self._body = body
         self._at = len(body) if start is None else start
 
     def take(self, name: str, size: Any) -> memoryview:
+        """So many of them, for the input `name`; Malformed where they are not there."""
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise Malformed(f"parameter 'binary_data_size' of input '{name}' must be a number of bytes")
         if size > self.left:
@@ -191,40 +217,49 @@ class _Blobs:
 
     @property
     def left(self) -> int:
+        """How many nobody has taken."""
         return len(self._body) - self._at
 
 
-def _decode(document: dict[str, Any], blobs: _Blobs, name: tuple[str, str, str]) -> JsonInfer:
-    model, version, request_id = name
+def _for_runtime(asked: Asked[Array], model: str, version: str) -> JsonInfer:
+    request = InferRequest(
+        model=model,
+        version=version,
+        inputs=asked.inputs,
+        request_id=asked.request_id,
+        outputs=asked.outputs,
+        **asked.fields,
+    )
+    return JsonInfer(request=request, is_binary=asked.is_binary, binary=asked.binary, classes=asked.classes)
+
+
+def _read(document: dict[str, Any], blobs: Blobs, form: TensorForm[_Tensor], named: tuple[str, str]) -> Asked[_Tensor]:
+    model, request_id = named
     tensors = _member_list(document, "inputs")
     if tensors is None:
         raise Malformed("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
-    inputs: dict[str, Array] = {}
+    inputs: dict[str, _Tensor] = {}
     for tensor in tensors:
         key = _name(tensor, "inputs")
         if key in inputs:
-            raise Malformed(f"input '{key}' is given more than once")
-        inputs[key] = _input(key, tensor, blobs, model)
+            raise Malformed(f"input '{key}' already exists in request")
+        inputs[key] = _input(key, tensor, blobs, form, model)
     if blobs.left:
         raise Malformed(f"unexpected additional input data of {blobs.left} bytes")
     parameters = _parameters(document, "the request")
     outputs, binary, classes = _outputs(_member_list(document, "outputs") or ())
-    return JsonInfer(
-        request=InferRequest(
-            model=model,
-            version=version,
-            inputs=inputs,
-            request_id=request_id,
-            outputs=outputs,
-            **request_fields(parameters),
-        ),
+    return Asked(
+        inputs=inputs,
+        request_id=request_id,
+        outputs=outputs,
+        fields=request_fields(parameters),
         is_binary=flag("binary_data_output", parameters.get("binary_data_output", False)),
         binary=binary,
         classes=classes,
     )
 
 
-def _input(name: str, tensor: dict[str, Any], blobs: _Blobs, model: str) -> Array:
+def _input(name: str, tensor: dict[str, Any], blobs: Blobs, form: TensorForm[_Tensor], model: str) -> _Tensor:
     datatype, shape = tensor.get("datatype"), tensor.get("shape")
     if not isinstance(datatype, str):
         raise Malformed(f"Unable to parse 'datatype' of input '{name}': must be a string")
@@ -237,12 +272,12 @@ def _input(name: str, tensor: dict[str, Any], blobs: _Blobs, model: str) -> Arra
         if size is not None:
             if "data" in tensor:
                 raise Malformed(f"input '{name}' has both 'data' and 'binary_data_size'")
-            return from_bytes(name, datatype, shape, raw=blobs.take(name, size), model=model)
+            return form.from_bytes(name, datatype, shape, raw=blobs.take(name, size), model=model)
     if "data" not in tensor:
         raise Malformed(
             f"Unable to parse 'data': attempt to access non-existing object member 'data' of input '{name}'"
         )
-    return from_json(name, datatype, shape, tensor["data"])
+    return form.from_json(name, datatype, shape, tensor["data"])
 
 
 def _outputs(tensors: Sequence[Any]) -> tuple[tuple[str, ...], Mapping[str, bool], Mapping[str, int]]:

@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -50,38 +50,51 @@ def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
         raise Malformed(
             f"invalid shape for input '{name}': it has {len(shape)} dimensions, and a tensor at most {_MAX_RANK}"
         )
-    if shape and (min(shape) < 0 or max(shape) > _MAX_BYTES or math.prod(shape) * itemsize > _MAX_BYTES):
-        raise _bad_shape(name, shape)
+    if not shape or (min(shape) >= 0 and max(shape) <= _MAX_BYTES and _room(shape, itemsize) <= _MAX_BYTES):
+        return
+    raise _bad_shape(name, shape)
+
+
+def item_size(datatype: str) -> int:
+    """Bytes of one element; of BYTES, whose elements have none of their own, that of a pointer."""
+    return _ITEM_SIZES[datatype]
 
 
 def shaped(name: str, array: Array, shape: Sequence[int]) -> Array:
-    """The same values in another shape; Malformed if they are not as many, or numpy cannot address the shape."""
+    """The same values in another shape, which was checked; Malformed if they are not as many."""
+    check_count(name, array.size, shape, is_text=array.dtype.kind == "O")
+    return array.reshape(tuple(shape))
+
+
+def check_count(name: str, count: int, shape: Sequence[int], *, is_text: bool) -> None:
+    """Raise Malformed unless `count` elements are what the shape says."""
     expected = math.prod(shape)
-    if array.size != expected:
-        what = "string elements" if array.dtype.kind == "O" else "elements"
-        raise Malformed(f"unexpected number of {what} {array.size} for inference input '{name}', expecting {expected}")
-    try:
-        return array.reshape(tuple(shape))
-    except (ValueError, OverflowError) as error:  # dimensions beyond what numpy can address beside a 0
-        raise _bad_shape(name, shape) from error
+    if count != expected:
+        what = "string elements" if is_text else "elements"
+        raise Malformed(f"unexpected number of {what} {count} for inference input '{name}', expecting {expected}")
+
+
+def check_size(name: str, datatype: str, shape: Sequence[int], size: int, *, model: str) -> None:
+    """Raise Malformed unless `size` bytes are what datatype (not BYTES) and shape say; checks these, too."""
+    check_tensor(name, datatype, shape)
+    expected = math.prod(shape) * _ITEM_SIZES[datatype]
+    if size != expected:
+        raise Malformed(
+            f"input byte size mismatch for input '{name}' for model '{model}'. Expected {expected}, got {size}"
+        )
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], *, raw: "bytes | memoryview", model: str) -> Array:
     """A tensor from its binary form: a read-only view of `raw`, except for BYTES. Raises Malformed."""
-    check_tensor(name, datatype, shape)
     if datatype == "BYTES":
+        check_tensor(name, datatype, shape)
         try:
             items = from_serialized(bytes(raw))
         except ValueError as error:
             raise Malformed(f"{error} for inference input '{name}'") from error
         return shaped(name, items, shape)
-    dtype: np.dtype[Any] = np.dtype(NUMPY_TYPES[datatype])
-    expected = math.prod(shape) * dtype.itemsize
-    if len(raw) != expected:
-        raise Malformed(
-            f"input byte size mismatch for input '{name}' for model '{model}'. Expected {expected}, got {len(raw)}"
-        )
-    return shaped(name, np.frombuffer(raw, dtype=dtype), shape)
+    check_size(name, datatype, shape, len(raw), model=model)
+    return np.frombuffer(raw, dtype=NUMPY_TYPES[datatype]).reshape(tuple(shape))
 
 
 def to_bytes(array: Array) -> bytes:
@@ -89,6 +102,11 @@ def to_bytes(array: Array) -> bytes:
     if array.dtype.kind == "O":
         return b"".join(struct.pack("<I", len(item)) + item for item in array.reshape(-1))
     return array.tobytes()
+
+
+def _room(shape: Sequence[int], itemsize: int) -> int:
+    """Bytes that the shape spans, with 1 in place of each 0: numpy must be able to address even an empty tensor."""
+    return math.prod(dim or 1 for dim in shape) * itemsize
 
 
 def _bad_shape(name: str, shape: Sequence[int]) -> Malformed:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from local_runtime.errors import invalid
+from local_runtime.errors import InferenceError, invalid
 from local_runtime.messages import Array
 from local_runtime.protocol.oip_tensors import Malformed, check_tensor, shaped
 from local_runtime.repository.model_config import NUMPY_TYPES
@@ -87,10 +87,16 @@ def to_json(name: str, array: Array) -> "Array | list[str]":
             ) from error
     datatype = datatype_of(array)
     if datatype not in _ELEMENT_TYPES:
-        raise invalid(
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output {name}"
-        )
-    return np.ascontiguousarray(array).reshape(-1)
+        raise no_json_form(name, datatype)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.astype(np.float64) if datatype == "FP32" else flat  # all its digits, as Triton writes it
+
+
+def no_json_form(name: str, datatype: str) -> InferenceError:
+    """An output of this datatype was asked for as JSON."""
+    return invalid(
+        f"sending {datatype} data via JSON is not supported. Please use the binary data format for output {name}"
+    )
 
 
 def _array(name: str, datatype: str, data: list[Any]) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from gateway.api.openai import EventStream
+from gateway.api.event_stream import EventStream, StreamForm
 from gateway.backends.scripted import Pause, ScriptedBackend
 from gateway.core.breaker import COOL_DOWN_US
 from gateway.core.errors import Fault, FaultKind
@@ -194,7 +194,8 @@ async def test_a_reader_that_stops_reading_is_cut_off():
         if message.get("body"):
             await asyncio.Event().wait()
 
-    stream = EventStream(events(), headers={}, timeout_s=0.05, is_ready=lambda: True)
+    form = StreamForm(media_type="text/event-stream", written=lambda event: event.data, failed=lambda _: b"")
+    stream = EventStream(events(), form, headers={}, timeout_s=0.05, is_ready=lambda: True)
     await stream({"type": "http"}, None, send)
     assert finished
 

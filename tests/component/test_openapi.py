@@ -3,9 +3,11 @@
 import jsonschema
 from openapi_spec_validator import validate
 
+from gateway.api import openapi_oip
 from gateway.api.app import PATHS
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.errors import CLOSED_LIST, DATA_PLANE
+from local_runtime.protocol import http_routes
 from tests.kit.app import embedding, running
 
 TEXT = {"input": {"text": "hello"}}
@@ -23,7 +25,18 @@ async def test_it_is_a_valid_document_that_names_every_route():
         (method.upper(), path) for path, item in written["paths"].items() for method in item if method != "parameters"
     }
     served = {(method, path.replace(":path", "")) for method, path, _, _ in PATHS}
-    assert told == served | {("GET", "/healthz/live"), ("GET", "/healthz/ready")}
+    protocol = {(method, path) for method, path in told if path.startswith("/v2")}
+    assert told - protocol == served | {("GET", "/healthz/live"), ("GET", "/healthz/ready")}
+
+
+def test_the_protocols_paths_are_its_calls():
+    calls = set()
+    for path, item in openapi_oip.paths().items():
+        found = http_routes.route(path.replace("{model}", "m").replace("{version}", "1").encode())
+        methods = [method.upper() for method in item if method != "parameters"]
+        assert methods == [http_routes.METHODS[found.call].decode()], path
+        calls.add(found.call)
+    assert calls == set(http_routes.METHODS) - {"metrics", "not_offered"}
 
 
 async def test_answers_and_errors_are_as_it_says():

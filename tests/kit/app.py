@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -23,14 +24,16 @@ from gateway.core.types import Caller, Limit, Tensors
 from gateway.gate import Gate
 from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
-from gateway.sequences import NoSequences
-from gateway.stores.memory import MemoryLimiter, MemoryRuleSource
+from gateway.ports import SequenceStore
+from gateway.sequences import PinnedSequences
+from gateway.stores.memory import MemoryLimiter, MemoryRuleSource, MemorySequenceStore
 from gateway.tasks.chat import Chat
+from gateway.tasks.contract import Contract
 from gateway.tasks.image_classification import ImageClassification
 from gateway.tasks.text_embedding import TextEmbedding
 from gateway.wiring import monotonic_us
 
-KEY, LIMITED_KEY, EMBEDDING_KEY = "secret-one", "secret-limited", "secret-embedding"
+KEY, LIMITED_KEY, EMBEDDING_KEY, ADMIN_KEY = "secret-one", "secret-limited", "secret-embedding", "secret-admin"
 DIMENSIONS = 4
 LABELS = ("tabby", "tiger cat", "Egyptian cat")
 
@@ -87,6 +90,7 @@ class Harness:
     backends: Mapping[str, ScriptedBackend]
     rules: MemoryRuleSource
     app: Any
+    stop: asyncio.Event
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return await self.http.post(path, json=body, headers=headers)
@@ -117,6 +121,10 @@ async def running(
     body_timeout_s: float = 5.0,
     timeout_us: int = 5_000_000,
     attempt_timeout_us: int = 1_000_000,
+    more_tasks: Mapping[str, Contract] = MappingProxyType({}),
+    sequence_store: SequenceStore | None = None,
+    drain_s: float = 2,
+    draw: Callable[[], float] = lambda: 0.0,
 ) -> AsyncIterator[Harness]:
     """Serve on an ephemeral loopback port until the block ends."""
     seen, board = Recorder(), BreakerBoard()
@@ -125,26 +133,31 @@ async def running(
         "text-embedding": TextEmbedding(dimensions=DIMENSIONS, max_texts=4),
         "image-classification": ImageClassification(labels=LABELS),
         "general_llm": Chat(),
+        **more_tasks,
     }
     tasks = {
         name: Task(name=name, contract=contract, timeout_us=timeout_us, attempt_timeout_us=attempt_timeout_us)
         for name, contract in contracts.items()
     }
+    by_name = {b.name: b for b in backends}
+    store = sequence_store or MemorySequenceStore(monotonic_us)
     pipeline = Pipeline(
         tasks=tasks,
-        backends={b.name: b for b in backends},
+        backends=by_name,
         gates={b.name: Gate(max_in_flight=256, max_queue_size=1024) for b in backends},
         limiter=MemoryLimiter(monotonic_us),
         rules=source,
-        sequences=NoSequences(),
+        sequences=PinnedSequences(store, by_name, board=board, clock=monotonic_us),
         board=board,
         observer=seen,
         clock=monotonic_us,
-        draw=lambda: 0.0,
+        draw=draw,
     )
+    stop = asyncio.Event()
     three = (Limit(requests=3, period_us=60_000_000, burst=3),)
     callers = {
         KEY: Caller(key_id="one", tenant="t1"),
+        ADMIN_KEY: Caller(key_id="admin", tenant="t1", is_admin=True),
         LIMITED_KEY: Caller(key_id="limited", tenant="t2", limits=three),
         EMBEDDING_KEY: Caller(key_id="embed", tenant="t3", tasks=frozenset({"text-embedding"})),
     }
@@ -153,13 +166,12 @@ async def running(
         keys=KeyRing({hashlib.sha256(k.encode()).hexdigest(): c for k, c in callers.items()}),
         models={**{name: name for name in tasks}, "minilm": "text-embedding", "org/smollm2": "general_llm"},
         body=BodyLimits(max_bytes=max_body_bytes, timeout_s=body_timeout_s),
-        is_ready=lambda: True,
+        is_ready=lambda: not stop.is_set(),
     )
     app = create_app(api)
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    stop = asyncio.Event()
-    serving = asyncio.create_task(serve_app(app, [listener], stop, drain_s=2))
+    serving = asyncio.create_task(serve_app(app, [listener], stop, drain_s=drain_s, max_message_bytes=max_body_bytes))
     try:
         async with httpx.AsyncClient(
             base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=10, trust_env=False
@@ -172,6 +184,7 @@ async def running(
                 backends={b.name: b for b in backends},
                 rules=source,
                 app=app,
+                stop=stop,
             )
     finally:
         stop.set()

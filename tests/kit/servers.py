@@ -1,7 +1,7 @@
 """The two servers that read the same model repository, each as a process with an empty repository of its own.
 
 `triton` is NVIDIA's out of the wheel in .venv-triton, `local` is `python -m local_runtime serve`; both with explicit
-model control, HTTP and gRPC on free ports of the loopback address.
+model control, HTTP and gRPC on free ports of the loopback address. `gateway_to` puts a `gateway serve` before one.
 """
 
 import contextlib
@@ -14,26 +14,35 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import yaml
+
 from gateway.stack import leftovers, ports, triton
+from tests.kit.serving import KEY, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("triton", "local")
 START_S = 60
 STOP_S = 20
+GATEWAY_BODY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A running server. `http` and `grpc` are HOST:PORT, `log` is what it has written so far."""
+    """A running server. `http` and `grpc` are HOST:PORT, `log` is what it has written so far; `key` opens its HTTP."""
 
     name: str
     repository: Path
     http: str
     grpc: str
     log_file: Path
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
     def log(self) -> str:
@@ -42,7 +51,7 @@ class Server:
     def add_model(self, name: str, *, config: str, model: Path | str) -> Path:
         """Write a Python model's folder (not loaded yet); `model` is a file to copy, or the source text."""
         folder = self.repository / name
-        (folder / "1").mkdir(parents=True)
+        (folder / "1").mkdir(parents=True, exist_ok=True)
         (folder / "config.pbtxt").write_text(config)
         (folder / "1" / "model.py").write_text(model if isinstance(model, str) else model.read_text())
         return folder
@@ -72,6 +81,37 @@ def running(name: str, folder: Path) -> Iterator[Server]:
         status = _stop(process)
         leftovers.remove_shared_memory(run_id)
     assert status == 0, f"{name} ended with status {status}:\n{server.log[-4000:]}"
+
+
+@contextlib.contextmanager
+def gateway_to(server: Server, folder: Path) -> Iterator[Server]:
+    """A gateway before `server`: its HTTP is the gateway's, all else (what tests set models up by) the server's own."""
+    port, ops_port = free_port(), free_port()
+    config = {
+        "server": {"port": port, "ops_port": ops_port, "max_body_bytes": GATEWAY_BODY_BYTES},
+        "backends": {"triton": {"kind": "triton", "url": server.grpc}},
+        "tasks": {"tensor": {"contract": "tensor", "timeout_ms": 60_000, "attempt_timeout_ms": 30_000}},
+        "rules": [{"name": "tensors", "match": {"task": "tensor"}, "split": [{"backend": "triton", "model": "*"}]}],
+        "keys": [{"id": "test", "tenant": "test", "key_env": "SERVING_KEY", "admin": True}],
+    }
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump(config))
+    log_file = folder / "gateway.log"
+    before = replace(server, name="gateway", http=f"{ports.HOST}:{port}", log_file=log_file, key=KEY)
+    with before.log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--config", str(path)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "SERVING_KEY": KEY},
+            cwd=ROOT,
+        )
+    try:
+        _wait_ready(before, process)
+        yield before
+    finally:
+        status = _stop(process)
+    assert status == 0, f"the gateway ended with status {status}:\n{before.log[-4000:]}"
 
 
 def _triton(repository: Path, folder: Path, free: ports.Ports, run_id: str) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -15,6 +15,7 @@ import yaml
 from gateway.http_server import bind
 
 KEY = "gw-test-serving"
+ADMIN_TOKEN = "gw-test-admin"  # noqa: S105 - made up here
 RULE = {"name": "chat", "split": [{"backend": "llm", "model": "m"}]}
 
 
@@ -26,6 +27,7 @@ class Serving:
     url: str
     ops_url: str
     log: Path
+    config: Path
 
     async def ask(self, **options: Any) -> httpx.Response:
         body = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}]}
@@ -54,7 +56,7 @@ def config(folder: Path, upstream: str, **sections: Any) -> tuple[Path, int, int
     port, ops_port = free_port(), free_port()
     drain_s = sections.pop("drain_timeout_s", 10)
     document = {
-        "server": {"port": port, "ops_port": ops_port, "drain_timeout_s": drain_s},
+        "server": {"port": port, "ops_port": ops_port, "admin_port": free_port(), "drain_timeout_s": drain_s},
         "backends": {"llm": {"kind": "openai", "base_url": upstream}},
         "tasks": {"general_llm": {"contract": "chat"}},
         "rules": [RULE],
@@ -66,15 +68,15 @@ def config(folder: Path, upstream: str, **sections: Any) -> tuple[Path, int, int
     return path, port, ops_port
 
 
-async def start(path: Path, *options: str) -> tuple[asyncio.subprocess.Process, Path]:
-    """Start `gateway serve`; its log lies beside the configuration."""
-    log = path.with_suffix(".log")
+async def start(path: Path, *options: str, command: str = "serve") -> tuple[asyncio.subprocess.Process, Path]:
+    """Start `gateway serve`, or another command; its log lies beside the configuration."""
+    log = path.with_suffix(f".{command}.log")
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", "serve", "--config", str(path), *options),
+            *(sys.executable, "-m", "gateway", command, "--config", str(path), *options),
             stderr=out,
             stdout=out,
-            env={**os.environ, "SERVING_KEY": KEY},
+            env={**os.environ, "SERVING_KEY": KEY, "GATEWAY_ADMIN_TOKEN": ADMIN_TOKEN},
         )
     return process, log
 
@@ -84,7 +86,7 @@ async def serving(folder: Path, upstream: str, *options: str, **sections: Any) -
     """A data plane that is ready; ended with the block."""
     path, port, ops_port = config(folder, upstream, **sections)
     process, log = await start(path, *options)
-    running = Serving(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ops_port}", log)
+    running = Serving(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ops_port}", log, path)
     try:
         async with asyncio.timeout(30):
             while await running.is_ready() != 200:
@@ -96,6 +98,32 @@ async def serving(folder: Path, upstream: str, *options: str, **sections: Any) -
             process.terminate()
         async with asyncio.timeout(20):
             await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def control_plane(path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """`gateway admin` over the same configuration, and a client of its `/admin/v1`; ended with the block."""
+    process, log = await start(path, command="admin")
+    port = yaml.safe_load(path.read_text())["server"]["admin_port"]  # noqa: ASYNC240 - a small local file
+    url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    try:
+        async with httpx.AsyncClient(base_url=f"{url}/admin/v1", headers=headers, trust_env=False, timeout=60) as http:
+            async with asyncio.timeout(30):
+                while not await _is_ready(http, url):
+                    assert process.returncode is None, log.read_text()
+                    await asyncio.sleep(0.05)
+            yield http
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(20):
+            await process.wait()
+
+
+async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return (await http.get(f"{url}/healthz/ready")).status_code == 200
+    return False
 
 
 def children(pid: int) -> Mapping[int, str]:

@@ -1,4 +1,7 @@
-"""The official clients, unmodified, against both servers: each test by HTTP and gRPC, sync and asyncio."""
+"""The official clients, unmodified, against both servers: each test by HTTP and gRPC, sync and asyncio.
+
+The gateway before the real Triton is a third one, by HTTP alone.
+"""
 
 import asyncio
 import inspect
@@ -17,6 +20,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
+from tritonclient.http import InferenceServerClientPlugin
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from tests.kit.servers import TARGETS, Server
@@ -45,7 +49,7 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=(*TARGETS, "gateway"))
 def server(request: pytest.FixtureRequest, serving: Callable[[str], Server]) -> Iterator[Server]:
     """A server with all models loaded."""
     running = serving(request.param)
@@ -59,6 +63,16 @@ def server(request: pytest.FixtureRequest, serving: Callable[[str], Server]) -> 
             client.unload_model(name)
 
 
+class Bearer(InferenceServerClientPlugin):
+    """Adds the key to each request: the clients' own way of doing so."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __call__(self, request: Any) -> None:
+        request.headers["authorization"] = f"Bearer {self._key}"
+
+
 class Client:
     """One of the four clients; what it returns is awaited where it must be, gRPC messages become dictionaries."""
 
@@ -67,6 +81,8 @@ class Client:
         self.is_http = kind.startswith("http")
         self._module = CLIENTS[kind]
         self._client = self._module.InferenceServerClient(server.http if self.is_http else server.grpc)
+        if server.key:
+            self._client.register_plugin(Bearer(server.key))
 
     async def ask(self, method: str, *args: Any, **options: Any) -> Any:
         answer = getattr(self._client, method)(*args, **options)
@@ -151,7 +167,8 @@ async def test_empty_tensors_come_back_by_json(client: Client):
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_half_precision_by_json_is_refused(server: Server, datatype: str):
     body = {"inputs": [{"name": f"IN_{datatype}", "shape": [1, 1], "datatype": datatype, "data": [1.0]}]}
-    reply = httpx.post(f"http://{server.http}/v2/models/identity/infer", json=body, trust_env=False)
+    url = f"http://{server.http}/v2/models/identity/infer"
+    reply = httpx.post(url, json=body, headers=server.headers, trust_env=False)
     assert reply.status_code == 400
     assert f"receiving {datatype} data via JSON is not supported" in reply.json()["error"]
 

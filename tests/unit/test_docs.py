@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 import typer.main
+import yaml
 from prometheus_client import CollectorRegistry
 
 from gateway.__main__ import app as cli
+from gateway.api import openapi_oip
 from gateway.api.app import PATHS
 from gateway.core.errors import CLOSED_LIST
+from gateway.core.rules import parse_rules, unrouted
+from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.wiring import check
 from local_runtime.__main__ import main as local_main
 from local_runtime.protocol.metrics import render
 from local_runtime.scheduling.stats import StatsRecorder
@@ -64,3 +69,20 @@ def test_options_that_the_manual_names_exist(option, capsys):
         local_main(["serve", "--help"])
     assert option in RUNTIME
     assert option in capsys.readouterr().out
+
+
+PROTOCOL = (Path(__file__).parents[2] / "docs" / "open-inference-protocol.md").read_text()
+
+
+def test_the_protocols_paths_are_told():
+    for path in openapi_oip.paths():
+        last = path.rpartition("/")[2]
+        assert path in PROTOCOL or f"/{last}" in PROTOCOL or last.startswith("{"), path
+
+
+def test_the_protocols_example_is_a_configuration():
+    written = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PROTOCOL, re.DOTALL)[1])
+    backends = {"triton": {"kind": "triton", "url": "t:8001"}, "local": {"kind": "local", "repository": "models"}}
+    settings = Settings.model_validate({"backends": backends, **written})
+    check(settings)
+    assert unrouted(parse_rules(settings.rules), settings.tasks) == ()

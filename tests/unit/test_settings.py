@@ -47,6 +47,7 @@ def test_a_good_file(tmp_path, monkeypatch):
     assert isinstance(local, LocalSettings)
     assert local.repository == tmp_path / "models"
     assert settings.keys[0].digest() == hashlib.sha256(b"secret").hexdigest()
+    assert not settings.keys[0].admin
     limit = settings.limits[0].limit()
     assert (limit.requests, limit.period_us, limit.burst) == (60, 60_000_000, 60)
 
@@ -61,7 +62,10 @@ def test_defaults_stand_in_for_unset_and_empty_variables(tmp_path, monkeypatch):
 
 def test_the_shipped_file_is_good():
     settings = load_settings(Path(__file__).parents[2] / "deploy" / "gateway.yaml")
-    assert set(settings.tasks) == {"text-embedding", "image-classification", "general_llm"}
+    assert set(settings.tasks) == {
+        *("text-embedding", "custom_nlu", "image-classification", "image-embedding", "ocr"),
+        *("speech-activity", "tensor", "general_llm"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer, ModelMetadata, TensorMetadata
 from local_runtime.protocol.http_routes import Route, route
+from local_runtime.protocol.json_text import MAX_CONTAINERS, parse
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
-from local_runtime.protocol.oip_json import MAX_CONTAINERS, decode_infer, decode_raw, encode_infer, parse
+from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer
 
 TYPES = {
     "BOOL": [True, False],
@@ -244,7 +245,7 @@ def test_what_is_wrong_is_named(content, text):
 
 def test_one_input_given_twice():
     one = json.loads(body())["inputs"][0]
-    assert "input 'X' is given more than once" in refusal(json.dumps({"inputs": [one, one]}).encode())
+    assert "input 'X' already exists in request" in refusal(json.dumps({"inputs": [one, one]}).encode())
 
 
 def test_refusals_name_the_request():
@@ -273,6 +274,12 @@ def test_answers_echo_the_id_and_carry_parameters():
     told = json.loads(encoded({"Y": np.zeros(1)}, body(id="r7"), parameters={"p": 1}).content)
     assert (told["id"], told["model_name"], told["model_version"], told["parameters"]) == ("r7", "m", "1", {"p": 1})
     assert "id" not in json.loads(encoded({}).content)
+    assert list(told) == ["id", "model_name", "model_version", "parameters", "outputs"]
+
+
+def test_single_floats_are_written_with_the_digits_that_triton_writes():
+    content = encoded({"Y": np.array([0.1, -0.0, 123456789], np.float32)}).content
+    assert b'"data":[0.10000000149011612,-0.0,123456792.0]' in content
 
 
 def test_parameters_reach_their_fields():
@@ -359,6 +366,12 @@ def test_outputs_come_as_bytes_where_that_is_asked_for():
     assert told.content[told.json_length :] == np.float16(1).tobytes() + b"\x01\0\0\0\xff"
 
 
+def test_an_answer_of_empty_tensors_is_json_alone():
+    told = encoded({"A": np.empty((0, 2), np.int32)}, body(parameters={"binary_data_output": True}))
+    assert told.json_length is None
+    assert json.loads(told.content)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+
+
 def metadata(*inputs):
     tensors = tuple(TensorMetadata(name=name, datatype=datatype, shape=shape) for name, datatype, shape in inputs)
     return ModelMetadata(name="m", versions=("1",), platform="", inputs=tensors, outputs=())
@@ -382,7 +395,7 @@ def test_a_raw_body_is_the_only_input(datatype, shape, content, expected):
 @pytest.mark.parametrize(
     ("inputs", "content", "text"),
     [
-        ([("A", "FP32", (1,)), ("B", "FP32", (1,))], b"", "exactly 1 input"),
+        ([("A", "FP32", (1,)), ("B", "FP32", (1,))], b"", "must only have 1 input .* got 2 inputs"),
         ([("A", "FP32", (-1, -1, -1))], b"", "at most 1 variable dimension"),
         ([("A", "FP32", (-1, 2))], b"1234", "Expected 8, got 4"),
     ],
@@ -413,11 +426,11 @@ def test_generate_names_what_is_wrong(content, text):
         decode_generate(metadata(("N", "INT32", (-1,))), "", content)
 
 
-def test_generate_answers_with_a_value_where_there_is_one():
+def test_generate_answers_sorted_with_a_value_where_there_is_one():
     told = encode_generate(
         answer({"T": np.array([[b"hi"]], object), "N": np.array([[1, 2]]), "F": np.array([math.nan])}), request_id="r"
     )
-    assert told == b'{"model_name":"m","model_version":"1","id":"r","T":"hi","N":[1,2],"F":NaN}'
+    assert told == b'{"F":NaN,"N":[1,2],"T":"hi","id":"r","model_name":"m","model_version":"1"}'
 
 
 # --- paths ----------------------------------------------------------------------------------------
@@ -439,6 +452,7 @@ def test_generate_answers_with_a_value_where_there_is_one():
         (b"/v2/repository/models/m/load", Route(call="load", model="m")),
         (b"/v2/repository/models/..%2F..%2Fetc/load", Route(call="load", model="../../etc")),
         (b"/v2/cudasharedmemory/region/r/register", Route(call="not_offered")),
+        (b"/v2/cudasharedmemory/status", Route(call="shared_memory_status")),
         (b"/metrics", Route(call="metrics")),
     ],
 )

@@ -13,6 +13,7 @@ from gateway.tasks import CONTRACTS
 from gateway.tasks.chat import Chat, parse_body
 from gateway.tasks.contract import located
 from gateway.tasks.image_classification import ImageClassification
+from gateway.tasks.tensor import TensorTask
 from gateway.tasks.text_embedding import TextEmbedding
 
 EMBED = TextEmbedding(dimensions=2, max_texts=3, max_characters=20, max_tokens=8)
@@ -27,7 +28,7 @@ def test_every_contract_is_known_by_its_own_name():
     assert {name: contract.name for name, contract in CONTRACTS.items()} == {name: name for name in CONTRACTS}
 
 
-@pytest.mark.parametrize("contract", [EMBED, IMAGE, Chat()], ids=lambda c: c.name)
+@pytest.mark.parametrize("contract", [EMBED, IMAGE, Chat(), TensorTask()], ids=lambda c: c.name)
 def test_schemas_are_schemas(contract):
     jsonschema.Draft202012Validator.check_schema(contract.input_schema)
     jsonschema.Draft202012Validator.check_schema(contract.output_schema)

@@ -109,6 +109,10 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         config = read_config(folder)
         for name, value in parameters.items():
             config.parameters[name].string_value = value
+        # As in Triton, modules beside a model are importable, and each model has its own.
+        monkeypatch.syspath_prepend(str(source.parent))
+        for sibling in source.parent.glob("*.py"):
+            monkeypatch.delitem(sys.modules, sibling.stem, raising=False)
         spec = importlib.util.spec_from_file_location(f"model_of_{folder.name}", source)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

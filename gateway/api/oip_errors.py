@@ -1,0 +1,77 @@
+"""Errors as the Open Inference Protocol has them: `{"error": text}`, in a model server's words where it has spoken."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Final
+
+import orjson
+from starlette.responses import Response
+
+from gateway.api.headers import limit_headers
+from gateway.backends.texts import replied
+from gateway.core.errors import (
+    BodyTooLarge,
+    GatewayError,
+    MalformedRequest,
+    UnsupportedByBackend,
+    UnsupportedMediaType,
+    error_headers,
+)
+from local_runtime.errors import ErrorCode, InferenceError, with_request_id
+from local_runtime.protocol.http_exchange import HttpError
+from local_runtime.protocol.json_text import error_body
+
+# Triton's, by gRPC's names of its codes (server/src/http_server.cc); all others are 400 there.
+_STATUSES: Final[Mapping[str, int]] = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNIMPLEMENTED": 501}
+_HTTP_ERRORS: Final[Mapping[int, type[GatewayError]]] = {
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: BodyTooLarge,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: UnsupportedMediaType,
+}
+
+
+def oip_error(error: GatewayError) -> Response:
+    """Status and text of Triton where a model server answered with an error, else our own."""
+    headers = error_headers(error) | (limit_headers(error.verdict) if error.verdict else {})
+    status = error.status if error.reply is None else _STATUSES.get(error.reply.code, HTTPStatus.BAD_REQUEST)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers.setdefault("retry-after", "1")
+    return Response(oip_document(error), status_code=status, headers=headers, media_type="application/json")
+
+
+def oip_document(error: GatewayError) -> bytes:
+    """The body alone, for a failure inside a stream too."""
+    if error.reply is not None:
+        return error_body(replied(error.reply.text))
+    return error_body(f"{error.field}: {error.detail}" if error.field and "-" in error.field else error.detail)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What the reading of a body raises within is an error of ours without."""
+    try:
+        yield
+    except InferenceError as error:
+        kind = UnsupportedByBackend if error.code is ErrorCode.UNSUPPORTED else MalformedRequest
+        raise kind(error.message) from error
+    except HttpError as error:
+        raise _HTTP_ERRORS.get(error.status, MalformedRequest)(error.text) from error
+
+
+@contextmanager
+def told_as(ours: str, theirs: str) -> Iterator[None]:
+    """A model server's words about a request bear the caller's id for it, not ours."""
+    try:
+        yield
+    except GatewayError as error:
+        error.reply = error.reply and replace(
+            error.reply, text=error.reply.text.replace(with_request_id(ours, ""), with_request_id(theirs, ""))
+        )
+        raise
+
+
+def not_ready(text: str = "") -> Response:
+    """503, which load balancers and other servers of this protocol know; Triton answers 400."""
+    body = orjson.dumps({"error": text}) if text else b""
+    return Response(body, status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "1"})

@@ -1,0 +1,87 @@
+"""Who is asked about models: the places of the tensor task's rule that are model servers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from gateway.api.endpoint import Api, Visit
+from gateway.core import attempts
+from gateway.core.errors import BackendError, Fault, FaultKind, NoHealthyBackend, NotFound
+from gateway.core.rules import ANY
+from gateway.core.types import InferenceRequest, Place
+from gateway.pipeline import Task
+from gateway.ports import ModelServer
+from gateway.tasks.tensor import TensorTask
+
+_Answer = TypeVar("_Answer")
+_NO_SERVER: Final = Fault(kind=FaultKind.UNSUPPORTED, message="no model server")
+
+
+def entered(visit: Visit) -> Task:
+    """The task of tensors, which the key may use. Raises `NotFound` where none is configured, `Forbidden`."""
+    return visit.enter(_task(visit.api))
+
+
+async def ask(
+    visit: Visit, call: Callable[[ModelServer, Place], Awaitable[_Answer]], *, model: str = ANY, version: str = ""
+) -> _Answer:
+    """The first answer of the servers that a request for `model` could go to. Raises `GatewayError`.
+
+    They are asked in the order of the rule, as a request would be; the model `*` is the server itself.
+    """
+    task, pipeline = entered(visit), visit.api.pipeline
+    request = InferenceRequest(
+        id=visit.id,
+        task=task.name,
+        caller=visit.caller,
+        input=None,
+        received_us=visit.received_us,
+        deadline_us=visit.received_us + task.timeout_us,
+        model=model,
+        version=version,
+    )
+    plan = pipeline.plan(request)
+    faults: list[Fault] = []
+    while True:
+        step = attempts.next_attempt(
+            plan,
+            faults,
+            now_us=pipeline.clock(),
+            deadline_us=request.deadline_us,
+            attempt_timeout_us=task.attempt_timeout_us,
+        )
+        if isinstance(step, attempts.GiveUp):
+            raise step.error
+        server = pipeline.backends[step.place.backend]
+        if not isinstance(server, ModelServer):
+            faults.append(_NO_SERVER)
+            continue
+        try:
+            async with asyncio.timeout(step.timeout_us / 1e6):
+                return await call(server, step.place)
+        except TimeoutError:
+            faults.append(Fault(kind=FaultKind.TIMEOUT, message="did not answer in time"))
+        except BackendError as failed:
+            faults.append(attempts.named_by_caller(failed.fault))
+
+
+def servers(visit: Visit, model: str) -> dict[str, ModelServer]:
+    """Every model server that the rule for `model` names, whatever its health. Raises `NoHealthyBackend` for none."""
+    pipeline = visit.api.pipeline
+    rule = pipeline.rules.current().rule_for(task=entered(visit).name, tenant=visit.caller.tenant, model=model)
+    named = () if rule is None else dict.fromkeys(target.backend for target in (*rule.split, *rule.fallback))
+    found: dict[str, ModelServer] = {}
+    for name in named:
+        server = pipeline.backends.get(name)
+        if isinstance(server, ModelServer):
+            found[name] = server
+    if not found:
+        raise NoHealthyBackend("no rule leads to a model server")
+    return found
+
+
+def _task(api: Api) -> Task:
+    for task in api.pipeline.tasks.values():
+        if task.contract.name == TensorTask.name:
+            return task
+    raise NotFound("no task with the contract 'tensor' is configured here")

@@ -1,0 +1,53 @@
+"""Files in requests: base64 text, a `data:` URL or an upload's own bytes."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gateway.core.errors import InvalidInput
+from gateway.core.tensors import from_numpy
+from gateway.core.types import Tensor
+
+IMAGE_SCHEMA: Mapping[str, Any] = {
+    "type": "string",
+    "description": "the image file in base64, or a data: URL; multipart and raw bodies also work",
+}
+
+
+def image_of(fields: Mapping[str, Any], *, max_bytes: int) -> bytes:
+    """The file in `input.image`, undecoded. Raises `InvalidInput`."""
+    image = file_of(fields.get("image"), field="input.image")
+    if not image:
+        raise InvalidInput("is empty", field="input.image")
+    if len(image) > max_bytes:
+        raise InvalidInput(f"has {len(image)} bytes, at most {max_bytes} are taken", field="input.image")
+    return image
+
+
+def image_tensor(image: bytes, *, shape: tuple[int, ...] = (1, 1)) -> Tensor:
+    """IMAGE as BYTES."""
+    array = np.empty(1, dtype=np.object_)
+    array[0] = image
+    return from_numpy("IMAGE", array.reshape(shape))
+
+
+def file_of(given: object, *, field: str) -> bytes:
+    """A file's bytes, as `field` of the input gave them. Raises `InvalidInput`."""
+    found = _decoded(given, field) if isinstance(given, str) else given
+    if not isinstance(found, bytes):
+        raise InvalidInput("must be base64 text, a data: URL or an upload", field=field)
+    return found
+
+
+def _decoded(text: str, field: str) -> bytes:
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise InvalidInput("a data: URL must be base64 encoded", field=field)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput("is not valid base64", field=field) from None
