@@ -26,8 +26,8 @@ from gateway.api.app import create_app
 from gateway.api.auth import KeyRing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api
-from gateway.backends.openai_http import OpenAIBackend
-from gateway.backends.triton_grpc import TritonBackend
+from gateway.backends.openai.backend import OpenAIBackend
+from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
 from gateway.core.types import Caller

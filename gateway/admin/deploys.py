@@ -101,7 +101,7 @@ class Deploys:
         if not deploy.is_open:
             raise DeployConflict(f"deploy {deploy_id} has left nothing to roll back: it is {deploy.status}")
         reason = deploy.reason or "rolled back by an operator"
-        return await self._begin(replace(deploy, status="running", undo=deploy.undo or "asked", reason=reason))
+        return await self._begin(replace(deploy, status="running", undo="asked", reason=reason))
 
     async def rollback_model(self, model: str) -> Deploy:
         """Undo the last deploy of a model."""

@@ -8,10 +8,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import oip, openai, openapi, tasks
+from gateway.api import openai, openapi, tasks
 from gateway.api.endpoint import Api, Endpoint, Handler, request_id
 from gateway.api.errors import ErrorForm, openai_error, problem
-from gateway.api.oip_errors import oip_error
+from gateway.api.oip import paths as oip
+from gateway.api.oip.errors import oip_error
 from gateway.api.stream import StreamEndpoint
 from gateway.core.errors import MethodNotAllowed, NotFound
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway import __version__
-from gateway.api import openapi_oip
+from gateway.api.oip import openapi as openapi_oip
 from gateway.core.errors import DATA_PLANE
 from gateway.pipeline import Task
 from gateway.tasks.chat import Chat

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gateway.api.answers import json_answer, timing, unary
 from gateway.api.body import form, json_object, media_type
 from gateway.api.endpoint import Visit
-from gateway.api.oip_errors import refusing
+from gateway.api.oip.errors import refusing
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
 from gateway.core.rules import Target
 from gateway.core.types import Answer, Message, Route, Tensors, Usage

@@ -8,8 +8,8 @@ from typing import Any, Final, Self
 import ml_dtypes
 import numpy as np
 
-from gateway.backends import triton_documents
-from gateway.backends.triton_faults import fault_of, wrong_names
+from gateway.backends.triton import documents as triton_documents
+from gateway.backends.triton.faults import fault_of, wrong_names
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures

@@ -26,8 +26,8 @@ from rich.table import Table
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from gateway.backends.grpc_aio import CHANNEL_OPTIONS
-from gateway.backends.grpc_channel import GrpcChannel
+from gateway.backends.grpc.aio import CHANNEL_OPTIONS
+from gateway.backends.grpc.channel import GrpcChannel
 from tests.kit.servers import running
 
 ROUNDS = 5

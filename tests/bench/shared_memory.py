@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends import triton_codec
-from gateway.backends.grpc_channel import GrpcChannel
-from gateway.backends.shared_memory import SharedMemoryLane, Slot
-from gateway.backends.triton_replica import TritonReplica
+from gateway.backends.grpc.channel import GrpcChannel
+from gateway.backends.triton import codec as triton_codec
+from gateway.backends.triton.replica import TritonReplica
+from gateway.backends.triton.shared_memory import SharedMemoryLane, Slot
 from gateway.core.tensors import from_numpy
 from gateway.core.types import BackendCall, Tensor, TensorPayload
 from tests.kit.servers import running

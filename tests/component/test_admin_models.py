@@ -294,6 +294,29 @@ async def test_versions_that_others_use_stay(plane):
     assert plane.server.servers["a"].loads == [[1, 3, 7], [1, 3, 7], [1, 7]]
 
 
+async def test_the_old_version_is_not_retired_while_requests_still_come_to_it(plane, monkeypatch):
+    server, figures = plane.server.servers["a"], plane.server.figures
+    come = True
+
+    async def busy():
+        server.counts["1"] = (server.counts.get("1", (0, 0))[0] + come, 0)
+        return await figures()
+
+    monkeypatch.setattr(plane.server, "figures", busy)
+    deploy = await plane.deploy()
+
+    async def is_retiring() -> bool:
+        return (await plane.now(deploy))["step"] == "retire"
+
+    await until_async(is_retiring)
+    count = server.counts["1"][0]
+    await until(lambda: server.counts["1"][0] > count + 3)
+    assert server.ready == {"1", "2"}
+    come = False
+    assert (await plane.ended(deploy))["status"] == "done"
+    assert server.ready == {"2"}
+
+
 async def test_what_no_rule_can_hold_back_is_noted(plane):
     plane.server.configs = {
         "m": {"sequence_batching": {"direct": {}}},
@@ -463,7 +486,7 @@ async def test_a_server_that_is_gone_for_long_undoes_it(plane):
     plane.server.servers["b"].down = ""
     assert (await plane.http.post("/models/m/rollback")).status_code == 202
     undone = await plane.ended(deploy)
-    assert (undone["status"], undone["rules"]) == ("failed", [])
+    assert (undone["status"], undone["rules"]) == ("rolled_back", [])
     assert plane.rules.history[-1] == "mine: -*1; rest: -*1"
 
 

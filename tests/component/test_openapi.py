@@ -3,8 +3,8 @@
 import jsonschema
 from openapi_spec_validator import validate
 
-from gateway.api import openapi_oip
 from gateway.api.app import PATHS
+from gateway.api.oip import openapi as openapi_oip
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.errors import CLOSED_LIST, DATA_PLANE
 from local_runtime.protocol import http_routes

@@ -16,9 +16,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from gateway.backends import shared_memory_region
-from gateway.backends.shared_memory import MAX_PAUSE_US, SharedMemoryLane
-from gateway.backends.triton_faults import fault_of
+from gateway.backends.triton import shared_memory_region
+from gateway.backends.triton.faults import fault_of
+from gateway.backends.triton.shared_memory import MAX_PAUSE_US, SharedMemoryLane
 from gateway.core.errors import BackendError
 from gateway.core.regions import RegionBounds
 from gateway.core.tensors import BYTES, from_numpy
@@ -259,8 +259,8 @@ async def test_a_killed_process_leaves_nothing_for_long(triton):
     holder = f"""
 import asyncio, grpc.aio
 from tritonclient.grpc import service_pb2_grpc
-from gateway.backends import shared_memory_region
-from gateway.backends.shared_memory import SharedMemoryLane
+from gateway.backends.triton import shared_memory_region
+from gateway.backends.triton.shared_memory import SharedMemoryLane
 from tests.integration.test_shared_memory import asker
 
 async def hold():

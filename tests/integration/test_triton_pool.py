@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.backends.triton_grpc import TritonBackend
+from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import BackendError, FaultKind, GatewayError
 from gateway.core.rules import RuleSet, parse_rules

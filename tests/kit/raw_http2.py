@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from gateway.backends import http2
+from gateway.backends.grpc import http2
 
 OK_HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK_END = ((b"grpc-status", b"0"),)

@@ -9,8 +9,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from gateway.__main__ import app as cli
-from gateway.api import openapi_oip
 from gateway.api.app import PATHS
+from gateway.api.oip import openapi as openapi_oip
 from gateway.core.errors import CLOSED_LIST
 from gateway.core.rules import parse_rules, unrouted
 from gateway.settings import Settings

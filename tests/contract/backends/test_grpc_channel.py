@@ -9,8 +9,8 @@ import grpc.aio
 import pytest
 import uvloop
 
-from gateway.backends import grpc_stream
-from gateway.backends.grpc_channel import GrpcChannel, GrpcError
+from gateway.backends.grpc import stream as grpc_stream
+from gateway.backends.grpc.channel import GrpcChannel, GrpcError
 from tests.kit.wait import until, until_async
 
 LONG_S = 20.0

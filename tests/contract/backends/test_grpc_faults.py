@@ -6,9 +6,12 @@ import socket
 import hpack
 import pytest
 
-from gateway.backends import grpc_channel, grpc_connection, grpc_stream, http2
-from gateway.backends.grpc_channel import GrpcChannel, GrpcError
-from gateway.backends.http2 import ErrorCode
+from gateway.backends.grpc import channel as grpc_channel
+from gateway.backends.grpc import connection as grpc_connection
+from gateway.backends.grpc import http2
+from gateway.backends.grpc import stream as grpc_stream
+from gateway.backends.grpc.channel import GrpcChannel, GrpcError
+from gateway.backends.grpc.http2 import ErrorCode
 from tests.kit.raw_http2 import OK_END, OK_HEAD, RawServer, answer, frame, headers, message
 from tests.kit.wait import until
 

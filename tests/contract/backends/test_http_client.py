@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from gateway.backends import http_client, http_connection
-from gateway.backends.http_client import HttpClient
-from gateway.backends.http_connection import HttpError, Trouble
+from gateway.backends.openai import http_client, http_connection
+from gateway.backends.openai.http_client import HttpClient
+from gateway.backends.openai.http_connection import HttpError, Trouble
 from tests.kit.upstream import FIN, HOLD, Pause, Upstream, head, json_reply, reply
 
 LONG_US = 5_000_000

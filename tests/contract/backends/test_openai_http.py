@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.backends.openai_http import OpenAIBackend
+from gateway.backends.openai.backend import OpenAIBackend
 from gateway.core.errors import BackendError, FaultKind
 from gateway.core.types import BackendCall, ChatPayload, Delta, Message, Metered, Place, TensorPayload, Usage
 from tests.kit.upstream import (

@@ -11,8 +11,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from gateway.backends import triton_grpc, triton_replica
-from gateway.backends.triton_grpc import CHANNELS, TritonBackend
+from gateway.backends.triton import backend as triton_grpc
+from gateway.backends.triton import replica as triton_replica
+from gateway.backends.triton.backend import CHANNELS, TritonBackend
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, FaultKind, Reply
 from gateway.core.types import BackendCall, ChatPayload, Place, Tensor, TensorPayload, Tensors

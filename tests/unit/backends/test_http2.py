@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends import http2
-from gateway.backends.http2 import ErrorCode, FrameReader, HeaderDecoder, Http2Error
+from gateway.backends.grpc import http2
+from gateway.backends.grpc.http2 import ErrorCode, FrameReader, HeaderDecoder, Http2Error
 
 MAX_FRAME = 20_000
 PADDED_DATA = http2.PADDED | http2.END_STREAM

@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from gateway.backends.openai_codec import ChatStream, encode, message, usage_of
+from gateway.backends.openai.codec import ChatStream, encode, message, usage_of
 from gateway.core.errors import BackendError, FaultKind
 from gateway.core.types import ChatPayload, Delta, Metered, Usage
 

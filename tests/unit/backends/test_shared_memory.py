@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends import shared_memory_region as regions
-from gateway.backends.shared_memory import MAX_PAUSE_US, MIN_PAUSE_US, SharedMemoryLane
+from gateway.backends.triton import shared_memory_region as regions
+from gateway.backends.triton.shared_memory import MAX_PAUSE_US, MIN_PAUSE_US, SharedMemoryLane
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.regions import MIB, RegionBounds
 from gateway.wiring import monotonic_us

@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from gateway.backends import triton_addresses
-from gateway.backends.triton_addresses import Addresses, Endpoint, parse
+from gateway.backends.triton import addresses as triton_addresses
+from gateway.backends.triton.addresses import Addresses, Endpoint, parse
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends.triton_codec import decode, decode_streamed, encode
+from gateway.backends.triton.codec import decode, decode_streamed, encode
 from gateway.core.errors import BackendError, FaultKind
 from gateway.core.models import ModelFacts
 from gateway.core.types import BackendCall, SequenceStep, Tensor, TensorPayload, Tensors

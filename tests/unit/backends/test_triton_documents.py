@@ -3,7 +3,7 @@
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends import triton_documents
+from gateway.backends.triton import documents as triton_documents
 from gateway.core.models import ModelFacts, TensorFacts
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.backends.triton_faults import fault_of, lost, streamed, wrong_names
+from gateway.backends.triton.faults import fault_of, lost, streamed, wrong_names
 from gateway.core.errors import FaultKind as K
 from gateway.core.errors import Reply
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from gateway.backends import http2
-from gateway.backends.http2 import ErrorCode
+from gateway.backends.grpc import http2
+from gateway.backends.grpc.http2 import ErrorCode
 
 # By number.
 NAMES: Final = (

@@ -10,7 +10,6 @@ import orjson
 from starlette.responses import Response
 
 from gateway.api.headers import limit_headers
-from gateway.backends.texts import replied
 from gateway.core.errors import (
     BodyTooLarge,
     GatewayError,
@@ -19,6 +18,7 @@ from gateway.core.errors import (
     UnsupportedMediaType,
     error_headers,
 )
+from gateway.core.texts import replied
 from local_runtime.errors import ErrorCode, InferenceError, with_request_id
 from local_runtime.protocol.http_exchange import HttpError
 from local_runtime.protocol.json_text import error_body

@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol, Self
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends import shared_memory_region as regions
-from gateway.backends.shared_memory_region import ALIGNMENT, Region
+from gateway.backends.triton import shared_memory_region as regions
+from gateway.backends.triton.shared_memory_region import ALIGNMENT, Region
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.regions import KeptRegion, RegionBounds, RegionState, fitting, plan, size_for
 from gateway.core.tensors import byte_size

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from gateway.backends import openai_codec
-from gateway.backends.http_client import HttpClient
-from gateway.backends.http_connection import Connection, HttpError, Trouble
-from gateway.backends.openai_faults import Waiting, fault_of
-from gateway.backends.texts import logged
+from gateway.backends.openai import codec as openai_codec
+from gateway.backends.openai.faults import Waiting, fault_of
+from gateway.backends.openai.http_client import HttpClient
+from gateway.backends.openai.http_connection import Connection, HttpError, Trouble
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFigures
+from gateway.core.texts import logged
 from gateway.core.types import BackendCall, BackendEvent, ChatPayload, Place
 
 PROBE_TIMEOUT_US: Final = 1_000_000

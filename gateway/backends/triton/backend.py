@@ -7,12 +7,12 @@ from typing import Any, Final, Literal, Self
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends import triton_documents
-from gateway.backends.grpc_aio import AioChannel
-from gateway.backends.grpc_channel import GrpcChannel
-from gateway.backends.shared_memory_region import is_same_host
-from gateway.backends.triton_addresses import REFRESH_S, Addresses, Resolve
-from gateway.backends.triton_replica import Channel, TritonReplica
+from gateway.backends.grpc.aio import AioChannel
+from gateway.backends.grpc.channel import GrpcChannel
+from gateway.backends.triton import documents as triton_documents
+from gateway.backends.triton.addresses import REFRESH_S, Addresses, Resolve
+from gateway.backends.triton.replica import Channel, TritonReplica
+from gateway.backends.triton.shared_memory_region import is_same_host
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from gateway.api.answers import answer_headers, unary
 from gateway.api.endpoint import Visit
 from gateway.api.event_stream import StreamForm, streamed
-from gateway.api.oip_errors import oip_document, refusing, told_as
-from gateway.api.oip_servers import ask, entered
+from gateway.api.oip.errors import oip_document, refusing, told_as
+from gateway.api.oip.servers import ask, entered
 from gateway.core.errors import BackendError, BodyTooLarge, GatewayError, InternalError, MalformedRequest
 from gateway.core.models import ModelFacts
 from gateway.core.types import Event, InferenceRequest, Started, Tensor, Tensors

@@ -10,10 +10,11 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends import triton_codec, triton_documents
-from gateway.backends.grpc_headers import GrpcError
-from gateway.backends.shared_memory import SharedMemoryLane
-from gateway.backends.triton_faults import dead_stub, fault_of, lost, streamed
+from gateway.backends.grpc.headers import GrpcError
+from gateway.backends.triton import codec as triton_codec
+from gateway.backends.triton import documents as triton_documents
+from gateway.backends.triton.faults import dead_stub, fault_of, lost, streamed
+from gateway.backends.triton.shared_memory import SharedMemoryLane
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, output_sizes, rows, why_wrong
 from gateway.core.types import BackendCall, TensorPayload, Tensors

@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from gateway.api.auth import authorize_admin
 from gateway.api.endpoint import Visit
-from gateway.api.oip_errors import not_ready, refusing
-from gateway.api.oip_infer import body_of
-from gateway.api.oip_servers import ask, entered, servers
-from gateway.backends.texts import replied
+from gateway.api.oip.errors import not_ready, refusing
+from gateway.api.oip.infer import body_of
+from gateway.api.oip.servers import ask, entered, servers
 from gateway.core.errors import BackendBroke, BackendError, Fault, GatewayError, MalformedRequest, UnsupportedByBackend
+from gateway.core.texts import replied
 from gateway.core.types import Place
 from gateway.model_control import ask_every_replica, on_every_replica
 from gateway.ports import JsonObject, ModelServer

@@ -7,7 +7,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from gateway.backends.grpc_headers import GrpcError
+from gateway.backends.grpc.headers import GrpcError
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # gRPC's own back-off keeps a restarted Triton away for 3 s; with these it was back in 0.14 s.

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends.triton_faults import wrong_names
+from gateway.backends.triton.faults import wrong_names
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts
 from gateway.core.tensors import check

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.backends import texts
+from gateway.core import texts
 from gateway.core.errors import Fault, FaultKind
 
 MAX_RETRY_AFTER_US: Final = 86_400_000_000  # a day; what is longer is a mistake or a ban

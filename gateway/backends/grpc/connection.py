@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from gateway.backends import http2
-from gateway.backends.grpc_headers import GrpcError, RequestHeaders, reset_error
-from gateway.backends.grpc_stream import PREFIX, WINDOW, Stream
-from gateway.backends.http2 import ErrorCode, Http2Error
+from gateway.backends.grpc import http2
+from gateway.backends.grpc.headers import GrpcError, RequestHeaders, reset_error
+from gateway.backends.grpc.http2 import ErrorCode, Http2Error
+from gateway.backends.grpc.stream import PREFIX, WINDOW, Stream
 
 MAX_FRAME: Final = 1024 * 1024  # of the server's: fewer, larger parts
 REGRANT: Final = 2**30  # received on the whole connection before its window, the largest there is, is made whole again

@@ -11,9 +11,10 @@ from typing import Final
 
 from starlette.responses import Response
 
-from gateway.api import oip_infer, oip_models
 from gateway.api.endpoint import Visit
-from gateway.api.oip_errors import oip_error
+from gateway.api.oip import infer as oip_infer
+from gateway.api.oip import models as oip_models
+from gateway.api.oip.errors import oip_error
 from gateway.core.errors import MethodNotAllowed, NotFound
 from local_runtime.protocol import http_routes
 from local_runtime.protocol.http_routes import METHODS, Route

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.backends import texts
+from gateway.core import texts
 
 
 @pytest.mark.parametrize(

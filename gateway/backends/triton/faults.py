@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gateway.backends.texts import logged, triton_shown
 from gateway.core.errors import Fault, FaultKind, Reply
+from gateway.core.texts import logged, triton_shown
 
 QUEUE_FULL: Final = "Exceeds maximum queue size"
 QUEUE_TIMEOUT: Final = "Request timeout expired"

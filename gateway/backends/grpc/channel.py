@@ -12,9 +12,9 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from gateway.backends.grpc_connection import Connection
-from gateway.backends.grpc_headers import GrpcError, encoded_metadata
-from gateway.backends.grpc_stream import MAX_MESSAGE, Stream
+from gateway.backends.grpc.connection import Connection
+from gateway.backends.grpc.headers import GrpcError, encoded_metadata
+from gateway.backends.grpc.stream import MAX_MESSAGE, Stream
 
 CONNECT_TIMEOUT_S: Final = 2.0
 FIRST_BACKOFF_S: Final = 0.1

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Final, Protocol
 
-from gateway.backends.grpc_headers import GrpcError, http_error, status_error
-from gateway.backends.http2 import ErrorCode, Http2Error
+from gateway.backends.grpc.headers import GrpcError, http_error, status_error
+from gateway.backends.grpc.http2 import ErrorCode, Http2Error
 
 WINDOW: Final = 1024 * 1024  # bytes that a server may send of one call unread
 MAX_MESSAGE: Final = 2**31 - 1 - WINDOW  # the window opens for a whole message, and no window may be larger than 2^31-1

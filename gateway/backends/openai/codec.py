@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.backends.openai_faults import error_in, fault_in_answer
+from gateway.backends.openai.faults import error_in, fault_in_answer
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.sse import SseParser, SseTooLarge
 from gateway.core.types import ChatPayload, Delta, Message, Metered, Usage

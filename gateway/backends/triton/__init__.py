@@ -1,0 +1,1 @@
+"""Triton, or anything else that speaks the Open Inference Protocol over gRPC."""
