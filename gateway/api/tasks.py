@@ -94,8 +94,8 @@ def output_of(answer: Answer | Message | Tensors) -> Mapping[str, Any]:
 
 
 def _media(task: Task) -> str:
-    """The field of a task's input that an upload is for."""
-    return next((name for name in _MEDIA if name in task.contract.input_schema["properties"]), _MEDIA[0])
+    """The field of a task's input that a file is for; `file` where it takes none, which its contract refuses."""
+    return next((name for name in _MEDIA if name in task.contract.input_schema["properties"]), "file")
 
 
 def _typed(task: Task, fields: Mapping[str, str | bytes]) -> dict[str, object]:

@@ -35,7 +35,7 @@ def test_triton_loads_the_models_that_the_rules_name():
     loaded = {part.removeprefix("--load-model=") for part in SERVICES["triton"]["command"] if "load-model" in part}
     rules = yaml.safe_load(CONFIG)["rules"]
     named = {target["model"] for rule in rules for target in rule["split"] if target["backend"] == "triton"}
-    assert loaded == named
+    assert loaded == named - {"*"}
 
 
 def test_no_secret_stands_in_the_file():
