@@ -19,8 +19,13 @@ up: setup  ## start the whole stack and print how to call it; DETACH=1 returns w
 down:  ## stop the stack
 	@if [ -x $(PY) ]; then $(PY) -m gateway down $(ARGS); else echo "Nothing runs here."; fi
 
-test: setup  ## the whole test suite, against the real parts; ARGS="..." goes to pytest
+test: setup  ## the whole test suite, against the real parts; with ARGS="..." pytest runs once, with these
+ifdef ARGS
 	@$(PY) -m pytest $(ARGS)
+else
+	@$(PY) -m pytest tests/unit tests/contract tests/component -n 2
+	@$(PY) -m pytest tests/parity tests/integration tests/e2e
+endif
 
 test-unit: setup  ## the unit tests alone
 	@$(PY) -m pytest tests/unit -n 2 -q $(ARGS)

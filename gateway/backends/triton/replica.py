@@ -345,7 +345,9 @@ class TritonReplica:
 
 
 def _why_wrong(facts: ModelFacts, payload: TensorPayload, answer: Tensors) -> str | None:
-    """Outputs that nobody named may be left out, as models do; classes stand in the place of what is declared."""
+    """Some of the outputs that nobody named may be left out; classes stand in the place of what is declared."""
+    if not answer.outputs and facts.outputs and not facts.is_decoupled:
+        return "there are no outputs"
     outputs = tuple(tensor for tensor in answer.outputs if tensor.name not in payload.classes)
     return why_wrong(facts, outputs, rows(facts, payload.inputs))
 
