@@ -29,7 +29,7 @@ from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.sse import SseParser
 from gateway.core.types import Caller, InferenceRequest
 from gateway.http_server import bind
-from tests.bench import runtime
+from tests.bench import runtime, tensors
 from tests.kit.upstream import completion
 
 KEY = "bench"
@@ -47,7 +47,7 @@ def main(
         "python -m venv E && E/bin/pip install mosec torch; then E/bin/python. Without it that part is skipped.",
     ),
 ) -> None:
-    """Measure; some twelve minutes."""
+    """Measure; some fourteen minutes."""
     console = Console()
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(decisions())
@@ -55,6 +55,7 @@ def main(
     sweep = (sys.executable, "-m", "local_runtime", "bench", "--builtin", "mlp", "--rounds", "5", "--seconds", "0.4")
     subprocess.run(sweep, check=True)
     console.print(asyncio.run(relay(seconds)))
+    console.print(tensors.compared(seconds))
 
 
 def decisions() -> Table:

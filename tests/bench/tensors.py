@@ -33,15 +33,14 @@ from tests.kit.servers import running
 
 KEY = "bench"
 ROUNDS = 5
-IN_FLIGHT = (1, 16, 64)
-ROW = np.arange(8, dtype=np.float32)
+CASES = ((8, 1), (8, 16), (8, 64), (3 * 224 * 224, 1), (3 * 224 * 224, 16))  # floats in and out, requests in flight
 TIMEOUT_S = 10.0
 CONFIG = """
 name: "identity"
 backend: "python"
 max_batch_size: 64
-input { name: "X" data_type: TYPE_FP32 dims: [ 8 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 8 ] }
+input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 dynamic_batching { }
 """
 MODEL = """
@@ -62,10 +61,11 @@ def main(
     seconds: float = typer.Option(2.0, help="Length of each run."),
     straight: str = typer.Option("", hidden=True, help="Be the straight client of this address."),
     in_flight: int = typer.Option(1, hidden=True),
+    floats: int = typer.Option(8, hidden=True),
 ) -> None:
     """Measure; about two minutes."""
     if straight:
-        print(json.dumps(uvloop.run(straight_run(straight, in_flight, seconds))))
+        print(json.dumps(uvloop.run(straight_run(straight, floats, in_flight, seconds))))
     else:
         Console().print(compared(seconds))
 
@@ -92,12 +92,13 @@ def compared(seconds: float) -> Table | str:
             os.sched_setaffinity(0, set(cores))
             triton.add_model("identity", config=CONFIG, model=MODEL)
             load_model(triton.http)
-            with gateway(folder, triton.grpc, cores[0]) as target:
-                for count in IN_FLIGHT:
+            with gateway(folder, triton.grpc, cores[0]) as url:
+                for floats, count in CASES:
+                    target = request_to(url, floats)
                     command = [wrk, f"-c{count}", f"-d{max(1, round(seconds))}s"]
                     runs = [
                         (
-                            one_straight(triton.grpc, count, seconds, cores[0]),
+                            one_straight(triton.grpc, floats, count, seconds=seconds, core=cores[0]),
                             wrk_run(target, command, folder, cores[-1]),
                         )
                         for _ in range(ROUNDS + 1)
@@ -107,7 +108,7 @@ def compared(seconds: float) -> Table | str:
                     )
                     ratio = statistics.median(b[0] / a[0] for a, b in runs)
                     row = (f"{a_rps:,.0f}", f"{b_rps:,.0f}", f"{ratio:.2f}", f"{a_p50:.3f}", f"{b_p50:.3f}")
-                    table.add_row("", str(count), *row)
+                    table.add_row(f"FP32[{floats}]", str(count), *row)
     return table
 
 
@@ -117,19 +118,19 @@ def load_model(http: str) -> None:
     subprocess.run(["curl", "-sSf", "-X", "POST", url], check=True, capture_output=True)
 
 
-def one_straight(address: str, count: int, seconds: float, core: int) -> tuple[float, float]:
+def one_straight(address: str, floats: int, count: int, *, seconds: float, core: int) -> tuple[float, float]:
     """Requests per second and the median latency in ms of the straight client, a process on that core."""
     command = (sys.executable, "-m", "tests.bench.tensors", "--straight", address)
-    options = ("--in-flight", str(count), "--seconds", str(seconds))
+    options = ("--floats", str(floats), "--in-flight", str(count), "--seconds", str(seconds))
     said = subprocess.run(["taskset", "-c", str(core), *command, *options], check=True, capture_output=True, text=True)
     rps, p50_ms = json.loads(said.stdout)
     return rps, p50_ms
 
 
-async def straight_run(address: str, in_flight: int, seconds: float) -> tuple[float, float]:
+async def straight_run(address: str, floats: int, in_flight: int, seconds: float) -> tuple[float, float]:
     """A closed loop with a request that is made once and an answer that is taken as it is."""
-    request = pb.ModelInferRequest(model_name="identity", raw_input_contents=[ROW.tobytes()])
-    request.inputs.add(name="X", datatype="FP32", shape=[1, 8])
+    request = pb.ModelInferRequest(model_name="identity", raw_input_contents=[row(floats)])
+    request.inputs.add(name="X", datatype="FP32", shape=[1, floats])
     latencies: list[float] = []
     async with grpc.aio.insecure_channel(address) as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
@@ -147,7 +148,7 @@ async def straight_run(address: str, in_flight: int, seconds: float) -> tuple[fl
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, triton: str, core: int) -> Iterator[Target]:
+def gateway(folder: Path, triton: str, core: int) -> Iterator[str]:
     """`gateway serve` with one worker on that core; key check, rules, limits, checks, metrics and access log on."""
     port, ops_port = free_port(), free_port()
     document = {
@@ -161,21 +162,27 @@ def gateway(folder: Path, triton: str, core: int) -> Iterator[Target]:
     config = folder / "gateway.yaml"
     config.write_text(yaml.safe_dump(document))
     os.environ["BENCH_KEY"] = KEY
-    head = json.dumps(
-        {
-            "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 8], "parameters": {"binary_data_size": 32}}],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
+    command = [sys.executable, "-m", "gateway", "serve", "--config", str(config)]
+    with served(command, core, f"http://127.0.0.1:{port}/healthz/ready"):
+        yield f"http://127.0.0.1:{port}/v2/models/identity/infer"
+
+
+def request_to(url: str, floats: int) -> Target:
+    """The same request over HTTP, tensors as bytes both ways."""
+    body = row(floats)
+    tensor = {"name": "X", "datatype": "FP32", "shape": [1, floats], "parameters": {"binary_data_size": len(body)}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     headers = {
         "authorization": f"Bearer {KEY}",
         "content-type": "application/octet-stream",
         "inference-header-content-length": str(len(head)),
     }
-    command = [sys.executable, "-m", "gateway", "serve", "--config", str(config)]
-    with served(command, core, f"http://127.0.0.1:{port}/healthz/ready"):
-        url = f"http://127.0.0.1:{port}/v2/models/identity/infer"
-        yield Target(name="gateway", url=url, body=head + ROW.tobytes(), headers=headers)
+    return Target(name="gateway", url=url, body=head + body, headers=headers)
+
+
+def row(floats: int) -> bytes:
+    """A tensor's bytes."""
+    return np.arange(floats, dtype=np.float32).tobytes()
 
 
 if __name__ == "__main__":
