@@ -1,7 +1,7 @@
 """The deploys of this control plane: begun, watched, interrupted, gone on with, rolled back.
 
-One deploy of a model at a time, whichever control plane runs it: its owner holds a claim in the store and renews it. A
-deploy that is `running` there without a claim was interrupted.
+One deploy of a model at a time, whichever control plane runs it: each run holds a claim in the store and renews it, and
+stops where another has it. A deploy that is `running` there without a claim was interrupted.
 """
 
 import asyncio
@@ -97,7 +97,8 @@ class Deploys:
             if newest.id != deploy_id:
                 raise DeployConflict(f"deploy {deploy_id} is not the last of '{deploy.model}'; that is {newest.id}")
             pace = replace(deploy.pace, percents=(WHOLE,))
-            return await self.start(deploy.model, deploy.old, backend=None, pace=pace)
+            only = deploy.backends[0] if len(deploy.backends) == 1 else None  # others may serve other versions
+            return await self.start(deploy.model, deploy.old, backend=only, pace=pace)
         if not deploy.is_open:
             raise DeployConflict(f"deploy {deploy_id} has left nothing to roll back: it is {deploy.status}")
         reason = deploy.reason or "rolled back by an operator"
@@ -175,7 +176,8 @@ class Deploys:
         return (*await cautions(model, servers), *kept)
 
     async def _begin(self, deploy: Deploy) -> Deploy:
-        if not await self._store.claim(deploy.model, deploy.id):
+        claimant = uuid.uuid4().hex  # of this run alone: two that take up the same deploy are two
+        if not await self._store.claim(deploy.model, claimant):
             raise DeployConflict(f"another deploy of '{deploy.model}' is under way")
         servers = {name: self._servers.reachable[name] for name in deploy.backends if name in self._servers.reachable}
         run = DeployRun(
@@ -186,28 +188,37 @@ class Deploys:
             save=self._save,
         )
         await self._save(deploy)
-        task = asyncio.create_task(self._drive(run), name=f"deploy {deploy.id}")
+        task = asyncio.create_task(self._drive(run, claimant), name=f"deploy {deploy.id}")
         self._runs[deploy.id] = (run, task)
         return deploy
 
-    async def _drive(self, run: DeployRun) -> None:
+    async def _drive(self, run: DeployRun, claimant: str) -> None:
         deploy = run.deploy
-        renewing = asyncio.create_task(self._renew(deploy))
+        running = asyncio.create_task(run.run())
+        renewing = asyncio.create_task(self._renew(deploy.model, claimant))
         try:
-            await run.run()
+            await asyncio.wait({running, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                await running
+            else:
+                _log.error("deploy_lost", extra={"deploy": deploy.id, "reason": "another has its claim"})
         except Exception:  # noqa: BLE001 - the supervisor of this task: it is then interrupted, and can be rolled back
             _log.exception("deploy_failed", extra={"deploy": deploy.id})
         finally:
-            renewing.cancel()
+            for task in (running, renewing):
+                task.cancel()
+            await asyncio.gather(running, renewing, return_exceptions=True)
             del self._runs[deploy.id]
             with contextlib.suppress(RulesUnavailable):
-                await self._store.release(deploy.model, deploy.id)
+                await self._store.release(deploy.model, claimant)
 
-    async def _renew(self, deploy: Deploy) -> None:
-        while True:
+    async def _renew(self, model: str, claimant: str) -> None:
+        """Keep the claim; returns when it is another's, after a time in which it could not be renewed."""
+        is_ours = True
+        while is_ours:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(RulesUnavailable):
-                await self._store.claim(deploy.model, deploy.id)
+                is_ours = await self._store.claim(model, claimant)
 
     async def _save(self, deploy: Deploy) -> None:
         await patiently(functools.partial(self._store.save, deploy_document(deploy)))

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.admin import deploy_run, rule_writer
+from gateway.admin import deploy_run, deploys, rule_writer
 from gateway.admin.app import create_admin_app
 from gateway.admin.deploys import Deploys
 from gateway.admin.fleet import Servers
@@ -72,8 +72,8 @@ class Plane:
         self.deploys = self.another()
         self.http = self.over(self.deploys)
 
-    def another(self) -> Deploys:
-        servers = Servers(reachable={"triton": self.server}, unreachable={"local": LOCAL})
+    def another(self, **more: ModelServerFake) -> Deploys:
+        servers = Servers(reachable={"triton": self.server, **more}, unreachable={"local": LOCAL})
         return Deploys(
             servers=servers,
             rules=self.rules,
@@ -408,6 +408,20 @@ async def test_what_is_done_is_rolled_back_by_a_deploy_back(plane):
     is_problem(again, 409, "deploy_conflict", "not the last", back["id"])
 
 
+async def test_a_deploy_on_one_backend_is_rolled_back_there_alone(plane):
+    other = ModelServerFake("other")
+    deploys = plane.another(other=other)
+    async with plane.over(deploys) as http:
+        first = (await http.post("/models/m/deploy", json={"version": "2", "hold_s": 0, "backend": "triton"})).json()
+        assert (await plane.ended(first))["status"] == "done"
+        back = await http.post(f"/deploys/{first['id']}/rollback")
+        assert back.status_code == 202, back.text
+        assert (await plane.ended(back.json()))["status"] == "done"
+    assert plane.server.servers["a"].ready == {"1"}
+    assert other.servers["a"].loads == []
+    await deploys.close()
+
+
 async def test_rollbacks_of_nothing(plane):
     is_problem(await plane.http.post("/models/m/rollback"), 404, "unknown_deploy")
     is_problem(await plane.http.post("/deploys/nope/rollback"), 404, "unknown_deploy")
@@ -603,3 +617,35 @@ async def test_another_control_plane_takes_up_what_was_interrupted(plane, then):
     assert plane.server.servers["a"].ready == {{"continue": "2", "rollback": "1"}[then]}
     assert await plane.in_force() == before
     await second.close()
+
+
+async def test_what_was_interrupted_is_taken_up_once(plane, monkeypatch):
+    deploy = await plane.deploy(hold_s=60)
+    await plane.weighs(deploy, 10)
+    await plane.deploys.close()
+    planes = [plane.another() for _ in range(2)]
+    all_have_seen, owner = asyncio.Barrier(3), plane.store.owner
+
+    async def owner_seen_by_all(model: str) -> str:
+        found = await owner(model)
+        await all_have_seen.wait()
+        return found
+
+    monkeypatch.setattr(plane.store, "owner", owner_seen_by_all)
+    async with plane.over(planes[0]) as first, plane.over(planes[1]) as second:
+        path = f"/deploys/{deploy['id']}/continue"
+        answers = await asyncio.gather(first.post(path), first.post(path), second.post(path))
+        assert sorted(answer.status_code for answer in answers) == [202, 409, 409]
+    for one in planes:
+        await one.close()
+
+
+async def test_a_run_whose_claim_is_anothers_by_now_stops(plane, redis_client, redis_prefix, monkeypatch):
+    monkeypatch.setattr(deploys, "RENEW_S", 0.01)
+    deploy = await plane.deploy(hold_s=60)
+    await plane.weighs(deploy, 10)
+    await redis_client.set(f"{redis_prefix}deploying:m", "another")
+    await until(lambda: all(task.get_name() != f"deploy {deploy['id']}" for task in asyncio.all_tasks()))
+    answer = await plane.http.post(f"/deploys/{deploy['id']}/rollback")
+    is_problem(answer, 409, "deploy_conflict", "run by another control plane")
+    assert (await redis_client.get(f"{redis_prefix}deploying:m")) == b"another"
