@@ -164,17 +164,21 @@ async def _model_servers(settings: Settings, stack: AsyncExitStack) -> Servers:
     reachable: dict[str, ModelBackend] = {}
     unreachable: dict[str, str] = {}
     repositories: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for name, backend in settings.backends.items():
-        if isinstance(backend, LocalSettings):
-            unreachable[name] = "it runs inside the data plane and cannot be reached from the control plane"
-        elif isinstance(backend, TritonSettings) and not backend.enabled:
+        if isinstance(backend, OpenAISettings):
+            continue
+        kinds[name] = backend.kind
+        if not backend.enabled:
             unreachable[name] = "it is switched off in the configuration"
-        elif isinstance(backend, TritonSettings):
+        elif isinstance(backend, LocalSettings):
+            unreachable[name] = "it runs inside the data plane and cannot be reached from the control plane"
+        else:
             reachable[name] = await TritonBackend.open(name, backend.url)
             stack.push_async_callback(reachable[name].close)
             if backend.repository is not None:
                 repositories[name] = str(backend.repository)
-    return Servers(reachable=reachable, unreachable=unreachable, repositories=repositories)
+    return Servers(reachable=reachable, unreachable=unreachable, kinds=kinds, repositories=repositories)
 
 
 def _tasks(settings: Settings) -> Mapping[str, Task]:

@@ -26,10 +26,14 @@ class ModelBackend(Backend, ModelServer, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """The backends with models: those that this process reaches, and why it does not reach the others."""
+    """The backends with models: those that this process reaches, and why it does not reach the others.
+
+    `kinds` and `repositories` are what the configuration says of them.
+    """
 
     reachable: Mapping[str, ModelBackend] = field(default_factory=dict)
     unreachable: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
     repositories: Mapping[str, str] = field(default_factory=dict)
 
     def only(self, backend: str | None) -> "Servers":

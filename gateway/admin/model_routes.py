@@ -140,7 +140,7 @@ def _backends(plane: ModelPlane) -> APIRouter:
         reachable = [
             BackendOut(
                 backend=name,
-                kind="triton",
+                kind=servers.kinds[name],
                 reachable=True,
                 repository=servers.repositories.get(name, ""),
                 replicas=[_server(spot, answer) for spot, answer in found.items() if spot.backend == name],
@@ -148,7 +148,7 @@ def _backends(plane: ModelPlane) -> APIRouter:
             for name in servers.reachable
         ]
         others = [
-            BackendOut(backend=name, kind="local", reachable=False, detail=reason, replicas=[])
+            BackendOut(backend=name, kind=servers.kinds[name], reachable=False, detail=reason, replicas=[])
             for name, reason in servers.unreachable.items()
         ]
         return BackendsOut(items=[*reachable, *others])

@@ -19,11 +19,13 @@ from gateway.admin.model_routes import ModelPlane
 from gateway.core.errors import StaleRevision
 from gateway.core.rules import check_targets, parse_rules
 from gateway.ports import Applied
+from gateway.settings import Settings
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents
 from gateway.stores.redis_outcomes import RedisOutcomes
 from gateway.stores.redis_rules import RedisRuleStore
 from gateway.stores.redis_script import connect
+from gateway.wiring import control_plane
 from tests.kit.model_server import ModelServerFake
 from tests.kit.redis_switch import RedisSwitch
 from tests.kit.wait import until, until_async
@@ -84,7 +86,10 @@ class Plane:
 
     def over(self, deploys: Deploys) -> httpx.AsyncClient:
         servers = Servers(
-            reachable={"triton": self.server}, unreachable={"local": LOCAL}, repositories={"triton": "/models"}
+            reachable={"triton": self.server},
+            unreachable={"local": LOCAL},
+            kinds={"triton": "triton", "local": "local"},
+            repositories={"triton": "/models"},
         )
         plane = ModelPlane(servers=servers, deploys=deploys, events=self.events)
         app = create_admin_app(self.rules, TOKEN, ("triton", "local"), ("t",), models=plane)
@@ -213,6 +218,36 @@ async def test_backends_are_probed_server_by_server(plane):
     )
     assert first["latency_ms"] >= 0
     assert (local["backend"], local["reachable"], local["detail"]) == ("local", False, LOCAL)
+
+
+async def test_backends_are_told_as_the_configuration_has_them(monkeypatch):
+    monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", TOKEN)
+    triton = {"kind": "triton", "url": "127.0.0.1:1"}
+    local = {"kind": "local", "repository": "/models"}
+    settings = Settings.model_validate(
+        {
+            "backends": {
+                "spare": {**triton, "enabled": False},
+                "local": local,
+                "old": {**local, "enabled": False},
+                "llm": {"kind": "openai", "base_url": "http://127.0.0.1:1/v1"},
+            },
+            "tasks": {"t": {"contract": "tensor"}},
+            "rules": [{"name": "r", "split": [{"backend": "spare", "model": "*"}]}],
+            "redis": {"url": "redis://127.0.0.1:1/0"},
+        }
+    )
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with control_plane(settings) as app:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers) as http:
+            items = (await http.get("/backends")).json()["items"]
+    off = "it is switched off in the configuration"
+    assert [(one["backend"], one["kind"], one["detail"]) for one in items] == [
+        ("spare", "triton", off),
+        ("local", "local", LOCAL),
+        ("old", "local", off),
+    ]
 
 
 async def test_events_are_shown_the_newest_first(plane):

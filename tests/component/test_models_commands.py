@@ -104,6 +104,7 @@ def plane(tmp_path, monkeypatch) -> Iterator[Served]:
     servers = Servers(
         reachable={"triton": server},
         unreachable={"local": "it cannot be reached"},
+        kinds={"triton": "triton", "local": "local"},
         repositories={"triton": str(model.parent)},
     )
     deploys = Deploys(servers=servers, rules=stores, store=stores, outcomes=stores, check=lambda _: None)
