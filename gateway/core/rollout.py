@@ -9,12 +9,13 @@ Operators may edit rules meanwhile. What they changed of a rule is kept; a rule 
 then on.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
 
-from gateway.core.rules import ANY, MAX_WEIGHT, Rule, Target, parse_rules, rules_document
+from gateway.core.rules import ANY, MAX_WEIGHT, NAME, Rule, Target, parse_rules, rules_document
 
 WHOLE = 100
 MAX_NAME = 128
@@ -77,6 +78,8 @@ def shape(rules: Iterable[Rule], marks: Marks, move: Move, *, percent: int) -> S
     by weight (a fallback, a later one of an ordered split) goes to the new version with the last caller.
     Raises `RolloutError`.
     """
+    if not NAME.fullmatch(move.model):  # workers would refuse the whole set
+        raise RolloutError(f"no rule can name the model '{move.model}'")
     shaped: list[Rule] = []
     held: dict[str, Held] = {}
     added: set[str] = set()
@@ -193,11 +196,18 @@ def _named(rule: Rule, move: Move) -> Rule:
 
     return replace(
         rule,
-        name=f"deploy-{move.model}-{rule.name}"[:MAX_NAME],
+        name=_rule_name(rule, move),
         match=replace(rule.match, model=move.model),
         split=tuple(map(one, rule.split)),
         fallback=tuple(map(one, rule.fallback)),
     )
+
+
+def _rule_name(rule: Rule, move: Move) -> str:
+    """What is cut short ends in a digest of the whole: no two of them are one."""
+    name = f"deploy-{move.model}-{rule.name}"
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - len(digest) - 1]}-{digest}"
 
 
 def _shaped(rule: Rule, move: Move, percent: int) -> Rule:

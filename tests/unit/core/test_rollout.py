@@ -317,3 +317,19 @@ def _weights_add_up(before: tuple[Rule, ...], now: tuple[Rule, ...], percent: in
         assert sum(t.weight for t in after.split if t.backend == "local") / whole_after == pytest.approx(
             sum(t.weight for t in rule.split if t.backend == "local") / whole
         )
+
+
+def test_rules_with_long_names_have_one_each_for_the_callers_of_the_model():
+    long = "tensors-" * 12
+    named = [{"name": f"{long}{end}", "match": {"tenant": end}, "split": [to("*")]} for end in ("a", "b")]
+    move = replace(MOVE, model="m" * 60)
+    shaped = shape(parse_rules(named), Marks(), move, percent=10)
+    assert [rule.match.tenant for rule in shaped.rules if rule.match.model == move.model] == ["a", "b"]
+    assert parse_rules(rules_document(shaped.rules)) == shaped.rules
+    assert restore(shaped.rules, shaped.marks, move, serves="2") == parse_rules(named)
+
+
+@pytest.mark.parametrize("model", ["_m", "m n", "m" * 129])
+def test_a_model_that_no_rule_can_name_moves_nobody(model):
+    with pytest.raises(RolloutError, match="no rule can name"):
+        shape(rules({"split": [to("*")]}), Marks(), replace(MOVE, model=model), percent=0)
