@@ -141,9 +141,8 @@ class DeployRun:
         """Raise where a version is not ready, for more than a moment, or where the new one fails more than the old."""
         rules = (await self._writer.current()).rules
         if shape(rules, self.deploy.marks, self.deploy.move, percent=self.deploy.weight).rules != rules:
-            await self._weigh(
-                self.deploy.weight
-            )  # someone has put a set of before, or new rules that lead to the model
+            # someone has put a set of before, or new rules that lead to the model
+            await self._weigh(self.deploy.weight)
         try:
             await self._keep_ready()
         except GatewayError:

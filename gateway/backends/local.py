@@ -1,4 +1,4 @@
-"""The in-process PyTorch runtime as a backend: the only file of the gateway that imports `local_runtime`."""
+"""The in-process PyTorch runtime as a backend: the only file of the gateway that brings the runtime itself along."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -22,7 +22,7 @@ from local_runtime.protocol import oip_describe
 from local_runtime.protocol.answering import classes_of, server_version, with_classes
 from local_runtime.runtime import LocalRuntime, ModelStatistics, RuntimeOptions
 
-# The runtime names its errors as Triton's core does; gRPC's names of the same are what `triton_faults` knows.
+# The runtime names its errors as Triton's core does; gRPC's names of the same are what `triton.faults` knows.
 GRPC_NAMES: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.INVALID_ARG: "INVALID_ARGUMENT",
     ErrorCode.NOT_FOUND: "NOT_FOUND",

@@ -6,7 +6,6 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
-import orjson
 from starlette.responses import Response
 
 from gateway.api.headers import limit_headers
@@ -73,5 +72,5 @@ def told_as(ours: str, theirs: str) -> Iterator[None]:
 
 def not_ready(text: str = "") -> Response:
     """503, which load balancers and other servers of this protocol know; Triton answers 400."""
-    body = orjson.dumps({"error": text}) if text else b""
+    body = error_body(text) if text else b""
     return Response(body, status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "1"})

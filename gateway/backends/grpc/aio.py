@@ -1,4 +1,4 @@
-"""gRPC calls to one address by gRPC's own library, in the form of `grpc_channel`: for messages that are compressed."""
+"""gRPC calls to one address by gRPC's own library, in the form of `channel`: for messages that are compressed."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
