@@ -95,8 +95,7 @@ class Prober:
         now_us = self._clock()
         lately = {}
         for place, breaker in self._board.all().items():
-            is_settled = place in named or place in servers or server_of(place) not in servers
-            if is_settled or breaker == Breaker():
+            if place in named or place in servers or server_of(place) not in servers:
                 continue
             seen = self._traces.get(place)
             traces = (breaker.failures, breaker.trial_until_us)
@@ -109,9 +108,10 @@ class Prober:
 
     def _shown(self, named: Collection[Place]) -> Mapping[Place, Breaker]:
         """What is told: of the models that callers name only those that exist, lest their names fill the metrics."""
+        breakers = {place: self._board.of(place) for place in (*self._told, *self._board.all())}
         return {
             place: breaker
-            for place, breaker in self._board.all().items()
+            for place, breaker in breakers.items()
             if place in named or breaker.dead_model or self._told.get(place)
         }
 

@@ -92,7 +92,10 @@ class Breaker:
 
 
 class BreakerBoard:
-    """All breakers of a process: the one mutable object where health is kept."""
+    """All breakers of a process that are not as new: the one mutable object where health is kept.
+
+    While all is well it is empty, and costs a request nothing.
+    """
 
     def __init__(self) -> None:
         self._breakers: dict[Place, Breaker] = {}
@@ -149,7 +152,7 @@ class BreakerBoard:
         self._breakers = {place: breaker for place, breaker in self._breakers.items() if place in places}
 
     def all(self) -> Mapping[Place, Breaker]:
-        """Every breaker in use, for displays and metrics."""
+        """Every breaker that has something to say, for displays and metrics."""
         return dict(self._breakers)
 
     def _known(self, place: Place) -> tuple[Place, ...]:
@@ -159,7 +162,9 @@ class BreakerBoard:
         return tuple(one for one in (place, server_of(place)) if one in self._breakers)
 
     def _put(self, place: Place, breaker: Breaker) -> None:
-        if breaker is not self.of(place):
+        if breaker == _CLOSED:
+            self._breakers.pop(place, None)
+        else:
             self._breakers[place] = breaker
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.attempts import CONSEQUENCES
-from gateway.core.breaker import ANY, BreakerBoard
+from gateway.core.breaker import ANY, Breaker, BreakerBoard
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFigures
 from gateway.core.rules import RuleSet, parse_rules
@@ -222,6 +222,18 @@ CALLED = Place(backend="triton", model="called", replica="a:1")
 async def test_where_callers_name_models_the_server_is_probed():
     one = Round(ANY_MODEL, replicas=("a:1", "b:1"))
     assert await one.probe() == {Place(backend="triton", model=ANY, replica=name) for name in ("a:1", "b:1")}
+
+
+async def test_what_is_well_is_told_and_leaves_nothing_on_the_board():
+    one = Round(ANY_MODEL, replicas=("a:1",))
+    server = Place(backend="triton", model=ANY, replica="a:1")
+    one.fail(server)
+    await one.probe()
+    assert one.told.breakers[server].failures
+    one.board.answered(server)
+    await one.probe()
+    assert one.told.breakers == {server: Breaker()}
+    assert one.board.all() == {}
 
 
 async def test_a_called_model_that_is_out_is_probed_too():
