@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,6 +12,7 @@ from gateway.api.endpoint import Api, Endpoint, Handler, request_id
 from gateway.api.errors import ErrorForm, openai_error, problem
 from gateway.api.oip import paths as oip
 from gateway.api.oip.errors import oip_error
+from gateway.api.request_headers import headers_of
 from gateway.api.stream import StreamEndpoint
 from gateway.core.errors import MethodNotAllowed, NotFound
 
@@ -50,7 +50,7 @@ class App:
         if answer is None and scope["type"] == "http" and oip.is_ours(scope["path"]):
             answer = self._protocol
         if answer is None:
-            answer = _no_such_path(HTTPConnection(scope), [name for name in methods if name != _WEBSOCKET])
+            answer = _no_such_path(scope, [name for name in methods if name != _WEBSOCKET])
         await answer(scope, receive, send)
 
     def _matched(self, scope: Scope) -> Mapping[str, ASGIApp]:
@@ -95,13 +95,13 @@ def _plain(respond: Callable[[], Response]) -> ASGIApp:
     return answer
 
 
-def _no_such_path(request: HTTPConnection, methods: Sequence[str]) -> Response:
+def _no_such_path(scope: Scope, methods: Sequence[str]) -> Response:
     """404 or 405, in the form of the path's neighbours."""
-    form = openai_error if request.url.path.startswith(_OPENAI_PREFIXES) else problem
+    form = openai_error if scope["path"].startswith(_OPENAI_PREFIXES) else problem
     if methods:
         response = form(MethodNotAllowed("this path does not take this method"))
         response.headers["allow"] = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
     else:
         response = form(NotFound("there is no such path; /openapi.json lists them"))
-    response.headers["x-request-id"] = request_id(request)
+    response.headers["x-request-id"] = request_id(headers_of(scope))
     return response

@@ -8,10 +8,11 @@ from typing import Any
 
 import orjson
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, UploadFile
+from starlette import datastructures
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
 
+from gateway.api.request_headers import Headers
 from gateway.core.errors import (
     BodyTooLarge,
     ClientClosed,
@@ -134,7 +135,7 @@ async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
     # Without its last boundary a body was cut off, and what is missing cannot be known.
     if not boundary or f"--{boundary}--".encode("latin-1") not in body:
         raise MalformedRequest("the multipart body does not end with its boundary", field="body")
-    plain = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
+    plain = datastructures.Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
     parser = MultiPartParser(
         plain, whole(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=len(body)
     )
@@ -147,7 +148,7 @@ async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
         for name, value in parsed.multi_items():
             if name in fields:
                 raise InvalidInput("is given twice", field=f"input.{name}"[:160])
-            fields[name] = await value.read() if isinstance(value, UploadFile) else _utf8(value, body)
+            fields[name] = await value.read() if isinstance(value, datastructures.UploadFile) else _utf8(value, body)
     finally:
         await parsed.close()
     return fields

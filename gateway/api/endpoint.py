@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.auth import KeyRing, authorize
 from gateway.api.body import BodyLimits, drain, read_body
 from gateway.api.errors import ErrorForm
-from gateway.api.request_headers import priority, sequence_step, timeout_us
+from gateway.api.request_headers import Headers, headers_of, priority, sequence_step, timeout_us
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, UnknownTask
 from gateway.core.record import RequestRecord
 from gateway.core.types import Caller, InferenceRequest, SequenceStep
@@ -56,6 +56,7 @@ class Visit:
 
     api: Api
     request: Request
+    headers: Headers
     id: str
     received_us: int
     caller: Caller
@@ -84,7 +85,7 @@ class Visit:
         `model` and `version` are those that the caller names; `sequence`, where its body says it, stands above the
         headers.
         """
-        headers = self.request.headers
+        headers = self.headers
         request = InferenceRequest(
             id=self.id,
             task=task.name,
@@ -115,21 +116,22 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        request = Request(scope)
+        request, headers = Request(scope), headers_of(scope)
         visit = Visit(
             api=self._api,
             request=request,
-            id=request_id(request),
+            headers=headers,
+            id=request_id(headers),
             received_us=self._api.pipeline.clock(),
             caller=_NOBODY,
         )
         try:
-            visit.caller = self._api.keys.authenticate(request.headers.get("authorization"))
+            visit.caller = self._api.keys.authenticate(headers.get("authorization"))
             if request.method == "POST":
-                visit.body = await read_body(request.headers, receive, self._api.body)
+                visit.body = await read_body(headers, receive, self._api.body)
         except GatewayError as error:
             response = self._refuse(visit, error)
-            if not await drain(request.headers, receive, self._api.body):
+            if not await drain(headers, receive, self._api.body):
                 response.headers["connection"] = "close"  # or the rest would be read for ever
             await response(scope, receive, send)
             return
@@ -169,9 +171,9 @@ class Endpoint:
         return response
 
 
-def request_id(request: HTTPConnection) -> str:
+def request_id(headers: Headers) -> str:
     """The caller's own id where it is safe to repeat in logs and headers, else a new one."""
-    given = request.headers.get("x-request-id", "")
+    given = headers.get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
 
 

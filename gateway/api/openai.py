@@ -28,7 +28,7 @@ from gateway.tasks.text_embedding import TextEmbedding
 
 async def chat_completions(visit: Visit) -> Response:
     """`POST /v1/chat/completions`, streamed or whole."""
-    body = json_object(visit.request.headers, visit.body)
+    body = json_object(visit.headers, visit.body)
     task = visit.enter(_task_of_model(visit.api, body, Chat.name))
     parsed = parse_body(body)
     request = visit.inference(task, parsed, stream=parsed.stream)
@@ -42,7 +42,7 @@ async def chat_completions(visit: Visit) -> Response:
 
 async def embeddings(visit: Visit) -> Response:
     """`POST /v1/embeddings`, answered by the tensor backends of a text-embedding task."""
-    body = json_object(visit.request.headers, visit.body)
+    body = json_object(visit.headers, visit.body)
     task = visit.enter(_task_of_model(visit.api, body, TextEmbedding.name))
     encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):

@@ -1,6 +1,8 @@
 """Request headers that steer how a request is served: its time, its priority, its place in a sequence."""
 
-from starlette.datastructures import Headers
+from collections.abc import Mapping
+
+from starlette.types import Scope
 
 from gateway.core.errors import InvalidInput, MalformedRequest
 from gateway.core.types import Priority, SequenceStep
@@ -10,6 +12,14 @@ MAX_SEQUENCE_ID = 128  # characters
 _ID, _START, _END = "x-sequence-id", "x-sequence-start", "x-sequence-end"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _TENSOR = "tensor"  # the contract whose callers name the models themselves
+
+Headers = Mapping[str, str]
+"""By name, in lower case."""
+
+
+def headers_of(scope: Scope) -> Headers:
+    """A request's headers, read once; of one that is there more than once, the first."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 def timeout_us(headers: Headers, task: Task) -> int:
@@ -37,7 +47,7 @@ def sequence_step(headers: Headers, task: Task) -> SequenceStep | None:
 
     Raises `InvalidInput` where the task keeps no state.
     """
-    given = [name.decode("latin-1") for name, _ in headers.raw if name.startswith(b"x-sequence-")]
+    given = [name for name in headers if name.startswith("x-sequence-")]
     if not given:
         return None
     if not (task.contract.is_sequence or task.contract.name == _TENSOR):

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.answers import timing, unary
@@ -18,7 +16,7 @@ from gateway.api.auth import authorize
 from gateway.api.body import json_object
 from gateway.api.endpoint import Api, request_id
 from gateway.api.errors import problem
-from gateway.api.request_headers import priority, timeout_us
+from gateway.api.request_headers import Headers, headers_of, priority, timeout_us
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -43,7 +41,7 @@ IDLE_S: Final = 60.0  # without a chunk
 MAX_ID: Final = 128
 _BEARER = "bearer."
 _BINARY_FIELD = "audio"
-_JSON = Headers({"content-type": "application/json"})
+_JSON = {"content-type": "application/json"}
 
 _log = logging.getLogger(__name__)
 
@@ -105,15 +103,14 @@ class StreamEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket from its handshake to its close."""
-        connection = HTTPConnection(scope)
-        offered: list[str] = scope["subprotocols"]
+        headers = headers_of(scope)
         began_us = self._api.pipeline.clock()
         await receive()  # websocket.connect
         try:
-            opening = self._enter(connection, offered)
+            opening = self._enter(scope, headers)
         except GatewayError as error:
             record = RequestRecord(
-                id=request_id(connection),
+                id=request_id(headers),
                 task="",
                 tenant="",
                 key_id="",
@@ -125,27 +122,27 @@ class StreamEndpoint:
             response.headers["x-request-id"] = record.id
             await response(scope, receive, send)
             return
-        chosen = PROTOCOL if PROTOCOL in offered else None
-        headers = [(b"x-request-id", opening.id.encode())]
+        chosen = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
+        told = [(b"x-request-id", opening.id.encode())]
         draining = scope["extensions"].get(DRAINING) or asyncio.Event()
         with suppress(OSError):  # the peer has left
-            await send({"type": "websocket.accept", "subprotocol": chosen, "headers": headers})
+            await send({"type": "websocket.accept", "subprotocol": chosen, "headers": told})
             await Stream(self._api, opening, send).run(receive, draining)
 
-    def _enter(self, connection: HTTPConnection, offered: list[str]) -> Opening:
+    def _enter(self, scope: Scope, headers: Headers) -> Opening:
         """Who comes, and for what. Raises `GatewayError`."""
-        headers = connection.headers
         # Browsers cannot set headers on a WebSocket: they offer the key as a second protocol.
+        offered: list[str] = scope["subprotocols"]
         keys = (name.removeprefix(_BEARER) for name in offered if name.startswith(_BEARER))
         key = next(keys, None)
         authorization = headers.get("authorization") or (f"Bearer {key}" if key else None)
         caller = self._api.keys.authenticate(authorization)
-        task = self._api.task(connection.path_params["task"])
+        task = self._api.task(scope["path_params"]["task"])
         authorize(caller, task.name)
         if not task.contract.is_sequence:
             raise NotFound(f"the task '{task.name}' has no stream: it keeps no state from request to request")
         return Opening(
-            id=request_id(connection),
+            id=request_id(headers),
             caller=caller,
             task=task,
             timeout_us=timeout_us(headers, task),

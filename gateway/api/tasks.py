@@ -21,7 +21,7 @@ _MEDIA: Final = ("image", "audio")  # fields that come as files, and the content
 
 async def infer(visit: Visit) -> Response:
     """`{"task", "input", "parameters"?}` -> the task's answer."""
-    document = json_object(visit.request.headers, visit.body)
+    document = json_object(visit.headers, visit.body)
     _only(document, ("task", "input", "parameters"))
     task = visit.enter(visit.api.task(document.get("task")))
     return await _answer(visit, task, document.get("input"), document.get("parameters", {}))
@@ -30,9 +30,9 @@ async def infer(visit: Visit) -> Response:
 async def infer_task(visit: Visit) -> Response:
     """The same for one task; also as `multipart/form-data` and raw `image/*` and `audio/*`."""
     task = visit.enter(visit.api.task(visit.request.path_params["task"]))
-    kind = media_type(visit.request.headers)
+    kind = media_type(visit.headers)
     if kind == "multipart/form-data":
-        fields = await form(visit.request.headers, visit.body)
+        fields = await form(visit.headers, visit.body)
         upload = fields.pop("file", None)
         given = {**_typed(task, fields), **({_media(task): upload} if upload is not None else {})}
         return await _answer(visit, task, given, {})
@@ -42,7 +42,7 @@ async def infer_task(visit: Visit) -> Response:
             raise UnsupportedMediaType(f"the task '{task.name}' takes no {medium}", field="content-type")
         given = {**_typed(task, dict(visit.request.query_params)), medium: visit.body}
         return await _answer(visit, task, given, {})
-    document = json_object(visit.request.headers, visit.body)
+    document = json_object(visit.headers, visit.body)
     _only(document, ("input", "parameters"))
     return await _answer(visit, task, document.get("input"), document.get("parameters", {}))
 

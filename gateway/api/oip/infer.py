@@ -73,7 +73,7 @@ async def generate_stream(visit: Visit, found: Route) -> Response:
 
 async def body_of(visit: Visit) -> bytes:
     """The body, unpacked. Raises `BodyTooLarge`, `UnsupportedMediaType`, `MalformedRequest`."""
-    encoding = visit.request.headers.get("content-encoding", "").strip().lower()
+    encoding = visit.headers.get("content-encoding", "").strip().lower()
     if not encoding:
         return visit.body
     limit = visit.api.body.max_bytes
@@ -114,7 +114,7 @@ async def _facts(visit: Visit, found: Route) -> ModelFacts:
 
 
 def _json_length(visit: Visit) -> int | None:
-    given = visit.request.headers.get(HEADER_LENGTH)
+    given = visit.headers.get(HEADER_LENGTH)
     if given is None:
         return None
     if not (given.isascii() and given.isdecimal()):
@@ -188,7 +188,7 @@ async def _streamed(visit: Visit, found: Route, asked: Asked[Tensor], document: 
 
 async def _response(visit: Visit, reply: Reply, started: Started) -> Response:
     """The answer, packed as its caller accepts it."""
-    accepted = visit.request.headers.get("accept-encoding", "").encode("latin-1")
+    accepted = visit.headers.get("accept-encoding", "").encode("latin-1")
     if accepted:
         reply = await _aside(lambda: compressed(reply, accepted), size=len(reply.content))
     headers = answer_headers(started) | {name.decode(): value.decode() for name, value in reply.headers}
@@ -215,5 +215,5 @@ def _generated(found: Route, asked: Asked[Tensor], tensors: Tensors) -> bytes:
 
 def _stream_type(visit: Visit) -> str:
     """The kind of stream that the caller accepts; empty where it names none."""
-    accepted = visit.request.headers.get("accept", "")
+    accepted = visit.headers.get("accept", "")
     return next((kind for kind in (_EVENTS, _LINES) if kind in accepted), "")
