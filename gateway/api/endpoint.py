@@ -7,7 +7,7 @@ becomes one of the closed list in the path's own form.
 import asyncio
 import logging
 import re
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -174,7 +174,7 @@ class Endpoint:
 def request_id(headers: Headers) -> str:
     """The caller's own id where it is safe to repeat in logs and headers, else a new one."""
     given = headers.get("x-request-id", "")
-    return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 class Departure:

@@ -5,6 +5,7 @@ servers serve, replicas are servers' addresses, codes come from the closed list.
 own files and the operations listener sums them.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -26,6 +27,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._places: set[Place] = set()
+        # The library takes a lock and checks names at each `labels`, of which a request needs five.
+        self._of = functools.cache(lambda metric, *labels: metric.labels(*labels))
         self.requests = Counter(
             "gateway_requests",
             "Requests ended, by task, the backend that answered, and outcome (ok or an error code).",
@@ -100,16 +103,16 @@ class Metrics:
 
     def began(self, task: str) -> None:
         """A request entered the walk."""
-        self.in_flight.labels(task).inc()
+        self._of(self.in_flight, task).inc()
 
     def ended(self, record: RequestRecord) -> None:
         """It left it."""
-        self.in_flight.labels(record.task).dec()
+        self._of(self.in_flight, record.task).dec()
         backend = record.route.backend if record.route else NONE
-        self.requests.labels(record.task, backend, record.code).inc()
-        self.duration.labels(record.task, backend).observe(record.total_us / 1e6)
+        self._of(self.requests, record.task, backend, record.code).inc()
+        self._of(self.duration, record.task, backend).observe(record.total_us / 1e6)
         if record.timing and record.route:
-            self.backend_duration.labels(record.task, backend).observe(record.timing.backend_us / 1e6)
+            self._of(self.backend_duration, record.task, backend).observe(record.timing.backend_us / 1e6)
         for direction, count in (("input", record.usage.input_tokens), ("output", record.usage.output_tokens)):
             if count:
                 self.tokens.labels(record.task, direction).inc(count)
