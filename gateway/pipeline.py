@@ -162,16 +162,18 @@ class Pipeline:
         """What one candidate answers, in the task's own form. Raises `BackendError`."""
         place = step.place
         began_us = self.clock()
-        begin_by_us = began_us + step.begin_within_us
         has_begun = False
         gate = self.gates[place.backend]
         with self._attempted(request, step, task, walk):
             if await gate.enter(place.replica, priority=request.priority, within_us=step.begin_within_us):
                 walk.gate_us += self.clock() - began_us
             try:
-                left_us = step.timeout_us - (self.clock() - began_us)
                 call = await self._call(request, task, place)
-                async with aclosing(self.backends[place.backend].infer(call, timeout_us=left_us)) as events:
+                # What comes whole has begun when it ends: the backend's own bound does. A stream may go on for longer.
+                begin_by_us = began_us + step.begin_within_us if call.payload.stream else None
+                end_by_us = began_us + (step.timeout_us if call.payload.stream else step.begin_within_us)
+                answers = self.backends[place.backend].infer(call, timeout_us=end_by_us - self.clock())
+                async with aclosing(answers) as events:
                     while (
                         event := await self._next(events, walk, by_us=None if has_begun else begin_by_us)
                     ) is not None:

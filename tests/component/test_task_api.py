@@ -126,7 +126,7 @@ async def test_a_hung_backend_leaves_time_for_the_fallback():
     async with running([hung, ScriptedBackend("local", [embedding()])], attempt_timeout_us=50_000) as gw:
         answer = await gw.post(EMBED, TEXT)
     assert answer.json()["route"]["backend"] == "local"
-    assert hung.calls[0].is_closed_early
+    assert hung.calls[0].timeout_us <= 50_000  # it is told, and so is its server
 
 
 async def test_the_callers_own_deadline_is_kept():

@@ -95,15 +95,13 @@ class TritonReplica:
         """One answer to one request, held against what is known of the model."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_us / 1e6
-        facts = await self._facts_for(call, loop.time())
+        facts = await self._facts_for(call, deadline=deadline)
         answer = await self._by_shared_memory(call, payload, facts, deadline=deadline) if self._lane else None
         if answer is None:
             message = triton_codec.encode(call, payload, facts)
-            answer = triton_codec.decode(
-                await self._infer(call.model, message, deadline - loop.time()), payload.outputs
-            )
+            answer = triton_codec.decode(await self._infer(call.model, message, deadline=deadline), payload.outputs)
         if facts is not None and _why_wrong(facts, payload, answer) is not None:
-            await self._judge(call, payload, answer)
+            await self._judge(call, payload, answer, deadline=deadline)
         return answer
 
     async def _by_shared_memory(
@@ -118,7 +116,7 @@ class TritonReplica:
         with slot:
             message = triton_codec.encode(call, payload, facts, aside=slot, sizes=sizes)
             try:
-                answer = await self._infer(call.model, message, deadline - asyncio.get_running_loop().time())
+                answer = await self._infer(call.model, message, deadline=deadline)
             except BackendError as error:
                 if error.fault.reply is None or not slot.is_refused(error.fault.reply.text):
                     raise
@@ -131,7 +129,7 @@ class TritonReplica:
         """The answers to one request as they come, each held against what is known of the model."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_us / 1e6
-        facts = await self._facts_for(call, loop.time())
+        facts = await self._facts_for(call, deadline=deadline)
         message = triton_codec.encode(call, payload, facts)
         self._in_flight += 1
         try:
@@ -141,19 +139,19 @@ class TritonReplica:
                 async for part in answers:
                     answer = triton_codec.decode_streamed(part, payload.outputs)
                     if isinstance(answer, str):
-                        raise BackendError(await self._located(streamed(answer), call.model))
+                        raise BackendError(await self._located(streamed(answer), call.model, deadline=deadline))
                     is_wrong = answer.outputs and facts is not None and _why_wrong(facts, payload, answer) is not None
                     if is_wrong:
-                        await self._judge(call, payload, answer)
+                        await self._judge(call, payload, answer, deadline=deadline)
                     yield answer
         except GrpcError as error:
-            raise BackendError(await self._located(_fault(error), call.model)) from error
+            raise BackendError(await self._located(_fault(error), call.model, deadline=deadline)) from error
         finally:
             self._ended()
 
     # --- a model whose process has died -----------------------------------------------------------
 
-    async def _infer(self, model: str, message: bytes, timeout_s: float) -> bytes:
+    async def _infer(self, model: str, message: bytes, *, deadline: float) -> bytes:
         """One unary call. Where the model's process has died, all calls that wait for it end at once.
 
         Triton takes a second to notice for each request that waits for a dead process, one after another.
@@ -165,12 +163,13 @@ class TritonReplica:
         cancelling = task.cancelling()
         self._in_flight += 1
         try:
-            return await self._channel.unary(_INFER, message, timeout_s=timeout_s)
+            left_s = deadline - asyncio.get_running_loop().time()
+            return await self._channel.unary(_INFER, message, timeout_s=left_s)
         except GrpcError as error:
             fault = _fault(error)
             if fault.kind is FaultKind.DEAD:
                 calls.discard(task)
-                fault = await self._located(fault, model)
+                fault = await self._located(fault, model, deadline=deadline)
                 self._abort(fault, model)
             raise BackendError(fault) from error
         except asyncio.CancelledError as error:
@@ -193,14 +192,15 @@ class TritonReplica:
                     self._aborted[task] = fault
                     task.cancel()
 
-    async def _located(self, fault: Fault, model: str) -> Fault:
+    async def _located(self, fault: Fault, model: str, *, deadline: float) -> Fault:
         """The fault with the right name of the dead model: the one that was asked, or a part of that ensemble."""
         if fault.kind is not FaultKind.DEAD or fault.dead_model == model or fault.reply is None:
             return fault
         stub = dead_stub(fault.reply.text)
         try:
-            owner = await self._owner(stub, model, depth=0)
-        except BackendError:
+            async with asyncio.timeout_at(deadline):
+                owner = await self._owner(stub, model, depth=0)
+        except (BackendError, TimeoutError):
             owner = ""
         return replace(fault, dead_model=owner or fault.dead_model or model)
 
@@ -232,26 +232,29 @@ class TritonReplica:
         self._known.clear()
         self._asking.clear()  # who waits has the answer, nobody else
 
-    async def _facts_for(self, call: BackendCall, now: float) -> ModelFacts | None:
+    async def _facts_for(self, call: BackendCall, *, deadline: float) -> ModelFacts | None:
         """The facts for a request; None where they cannot be had, and it is sent all the same.
 
         What has grown old is used once more, while it is asked for anew: no request waits for that.
         """
-        key = (call.model, call.version)
+        key, now = (call.model, call.version), asyncio.get_running_loop().time()
         known = self._known.get(key)
         if known is not None and known.until >= now:
             return known.facts
         if known is not None and known.facts is not None and known.until + FACTS_FRESH_S >= now:
             self._start_asking(key)
             return known.facts
-        known = await self._ask_facts(*key)
+        known = await self._ask_facts(*key, deadline=deadline)
         if known.fault is not None and (known.fault.is_server or known.fault.kind is FaultKind.UNKNOWN_MODEL):
             raise BackendError(known.fault)  # the request would meet the same
         return known.facts
 
-    async def _ask_facts(self, model: str, version: str) -> _Known:
+    async def _ask_facts(self, model: str, version: str, *, deadline: float | None = None) -> _Known:
         asking = self._start_asking((model, version))
-        await asyncio.wait({asking})
+        left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.wait({asking}, timeout=left_s)
+        if not asking.done():
+            raise BackendError(Fault(kind=FaultKind.TIMEOUT, message=f"model '{model}' could not be asked about"))
         return asking.result()
 
     def _start_asking(self, key: tuple[str, str]) -> "asyncio.Task[_Known]":
@@ -291,10 +294,10 @@ class TritonReplica:
         lasts_s = FACTS_FRESH_S if facts is not None else FACTS_FAILURE_S
         return _Known(facts=facts, fault=fault, until=asyncio.get_running_loop().time() + lasts_s)
 
-    async def _judge(self, call: BackendCall, payload: TensorPayload, answer: Tensors) -> None:
+    async def _judge(self, call: BackendCall, payload: TensorPayload, answer: Tensors, *, deadline: float) -> None:
         """An answer looks wrong: raise BROKEN, unless the model has changed since it was asked for."""
         self._known.pop((call.model, call.version), None)
-        known = await self._ask_facts(call.model, answer.version or call.version)
+        known = await self._ask_facts(call.model, answer.version or call.version, deadline=deadline)
         wrong = known.facts and _why_wrong(known.facts, payload, answer)
         if wrong:
             raise BackendError(Fault(kind=FaultKind.BROKEN, message=f"model '{call.model}': {wrong}"))

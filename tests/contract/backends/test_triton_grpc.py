@@ -386,6 +386,15 @@ async def test_chat_is_not_for_this_backend():
     await backend.close()
 
 
+async def test_a_server_that_does_not_describe_its_model_takes_no_more_than_the_calls_time(monkeypatch):
+    monkeypatch.setattr(triton_replica, "FACTS_TIMEOUT_US", 60_000_000)
+    async with served() as (backend, servicer, _), asyncio.timeout(30):
+        servicer.may_describe.clear()
+        assert (await fault_of(backend, timeout_us=50_000)).kind is FaultKind.TIMEOUT
+        assert servicer.requests == []
+        servicer.may_describe.set()
+
+
 # --- a process that has died ----------------------------------------------------------------------
 
 
