@@ -13,14 +13,12 @@ from gateway.tasks import CONTRACTS
 from gateway.tasks.image_embedding import ImageEmbedding
 from gateway.tasks.ocr import Ocr
 from gateway.tasks.speech_activity import SpeechActivity
-from gateway.tasks.text_classification import TextClassification
+from gateway.tasks.text_classification import TEMPERATURE, TextClassification
 
 IMAGE = ImageEmbedding(dimensions=2, max_image_bytes=10)
 OCR = Ocr(max_image_bytes=10)
 SPEECH = SpeechActivity()
-LABELS = TextClassification(
-    dimensions=2, max_labels=3, max_characters=20, max_label_characters=8, max_tokens=8, temperature=0.5
-)
+LABELS = TextClassification(dimensions=2, max_labels=3, max_characters=20, max_label_characters=8, max_tokens=8)
 CHUNK = np.arange(-256, 256, dtype="<i2") * 128
 
 
@@ -172,11 +170,11 @@ def test_the_text_and_its_labels_go_out_as_one_request():
 
 def test_scores_are_a_softmax_of_cosines():
     parsed = LABELS.parse({"text": "t", "labels": ["far", "near"]}, {})
-    answer = LABELS.answer(labelled([[1, 0], [0, 1], [0.6, 0.8]]), parsed)
+    answer = LABELS.answer(labelled([[1, 0], [0.28, 0.96], [0.352, 0.936]]), parsed)
     jsonschema.validate(answer.output, LABELS.output_schema)
-    weights = np.exp([0, 0.6 / 0.5])
+    weights = np.exp([0, (0.352 - 0.28) / TEMPERATURE])
     assert answer.output["label"] == "near"
-    assert answer.output["scores"] == pytest.approx(list(weights / weights.sum()))
+    assert answer.output["scores"] == pytest.approx(list(weights / weights.sum()), rel=1e-4)
     assert answer.usage == Usage(input_tokens=5)
 
 
