@@ -204,10 +204,11 @@ async def _shared_runtime(
         yield {}
         return
     path = folder / "local.sock"
-    models = (part for name in local.models or () for part in ("--model", name))
+    models = (part for name in local.models or ("*",) for part in ("--load-model", name))
     command = (
         *(sys.executable, "-m", "local_runtime", "serve", "--repository", str(local.repository)),
-        *("--http", "none", "--grpc", f"unix:{path}", "--until-stdin-closes", *models),
+        *("--model-control-mode", "explicit", *models),  # as in one worker's own: admin keys load and unload on /v2
+        *("--http", "none", "--grpc", f"unix:{path}", "--until-stdin-closes"),
     )
     child = Child(name="local runtime", command=command, environment=environment, metrics=folder)
     stop_runtime = asyncio.Event()

@@ -16,6 +16,11 @@ from tests.kit.wait import until, until_async
 
 DONE = event("[DONE]")
 REPOSITORY = Path(__file__).parents[2] / "triton_models"
+MODEL = "class TritonPythonModel:\n    def execute(self, requests): ...\n"
+MODEL_CONFIG = """backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
 
 
 async def test_a_stop_finishes_what_is_in_flight_and_takes_nothing_new(tmp_path):
@@ -122,6 +127,30 @@ async def test_the_shared_runtime_is_replaced_too(tmp_path):
                 seen.add(status)
                 await asyncio.sleep(0.1)
         assert seen <= {503}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_an_admin_key_loads_and_unloads_models_of_the_local_runtime(tmp_path, workers):
+    repository = tmp_path / "models"
+    for name in ("first", "second"):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / "model.py").write_text(MODEL)
+        (repository / name / "config.pbtxt").write_text(MODEL_CONFIG)
+    sections = {
+        "backends": {"local": {"kind": "local", "repository": str(repository), "models": ["first"]}},
+        "tasks": {"tensor": {"contract": "tensor"}},
+        "rules": [{"name": "tensors", "split": [{"backend": "local", "model": "*"}]}],
+        "keys": [{"id": "test", "tenant": "test", "key_env": "SERVING_KEY", "admin": True}],
+    }
+
+    async def ready() -> dict[str, bool]:
+        return {name: (await http.get(f"/v2/models/{name}/ready")).is_success for name in ("first", "second")}
+
+    async with serving(tmp_path, "", "--workers", workers, **sections) as gateway, gateway.http() as http:
+        assert await ready() == {"first": True, "second": False}
+        assert (await http.post("/v2/repository/models/second/load")).status_code == 200
+        assert (await http.post("/v2/repository/models/first/unload")).status_code == 200
+        assert await ready() == {"first": False, "second": True}
 
 
 @pytest.mark.parametrize(
