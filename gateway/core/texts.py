@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 MAX_TEXT: Final = 300  # enough for the longest of Triton's validation texts, short enough for one log line
-MAX_REPLY: Final = 4096  # of a model server's own text, for callers who speak its protocol
+MAX_REPLY: Final = 4096  # of a model server's own text, for callers who speak its protocol; nothing beyond is looked at
 GENERIC_REFUSAL: Final = "the backend refused the input"
 GENERIC_FAILURE: Final = "the model failed on this request"
 
@@ -37,12 +37,13 @@ def one_line(text: str) -> str:
 
 
 def has_python_text(text: str) -> bool:
-    """Whether the text looks as if it came from a Python exception."""
+    """Whether the text, of a bounded length, looks as if it came from a Python exception."""
     return _PYTHON.search(text) is not None
 
 
 def shown(text: str) -> str:
     """The text as a caller may see it: no addresses, no keys, and a generic sentence for Python texts."""
+    text = text[:MAX_REPLY]
     if not text.strip() or has_python_text(text):
         return GENERIC_REFUSAL
     return one_line(_KEY.sub("***", _URL.sub("(address removed)", text)))
@@ -50,7 +51,7 @@ def shown(text: str) -> str:
 
 def triton_shown(text: str) -> str:
     """As `shown`, without what Triton adds for its operators: request id, ensemble, and model names."""
-    text = _ENSEMBLE.sub("", _REQUEST_ID.sub("", text))
+    text = _ENSEMBLE.sub("", _REQUEST_ID.sub("", text[:MAX_REPLY]))
     text = _FOR_MODEL.sub("for the model", _MODEL.sub("the model", _NOTE.sub("", text)))
     return shown(text)
 
@@ -68,7 +69,7 @@ def replied(text: str) -> str:
 
 def logged(text: str) -> str:
     """The text as a log may hold it: one line and no keys."""
-    return one_line(_KEY.sub("***", text))
+    return one_line(_KEY.sub("***", text[:MAX_REPLY]))
 
 
 def code(value: object) -> str | None:

@@ -7,7 +7,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from gateway.backends.grpc.headers import GrpcError
+from gateway.backends.grpc.headers import MAX_DETAILS, GrpcError
+from gateway.backends.grpc.http2 import MAX_BLOCK
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # gRPC's own back-off keeps a restarted Triton away for 3 s; with these it was back in 0.14 s.
@@ -20,6 +21,9 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),  # Triton's own answers are bounded by protobuf's 2 GiB
+    # A model may make an error of a whole input: by default more than 8 KiB of text hide the status itself.
+    ("grpc.max_metadata_size", MAX_BLOCK),
+    ("grpc.absolute_max_metadata_size", MAX_BLOCK),
     ("grpc.enable_http_proxy", 0),  # where a request goes is in the configuration, not in the environment
     ("grpc.enable_retries", 0),  # `core.attempts` decides about attempts
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
@@ -112,7 +116,7 @@ def _text(metadata: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...
 
 
 def _error(error: grpc.aio.AioRpcError) -> GrpcError:
-    code, details = error.code().name, error.details() or ""
+    code, details = error.code().name, (error.details() or "")[:MAX_DETAILS]
     is_reply = code not in _LOCAL_CODES and not any(text in details for text in _CONNECTION_TEXTS)
     return GrpcError(code, details, is_reply=is_reply)
 

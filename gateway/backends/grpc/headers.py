@@ -47,6 +47,7 @@ _OF_RESET: Final[Mapping[int, str]] = {
     ErrorCode.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
     ErrorCode.INADEQUATE_SECURITY: "PERMISSION_DENIED",
 }
+MAX_DETAILS: Final = 16 * 1024  # of a text as it is sent; models may make errors of whole inputs
 _TIMEOUT_DIGITS: Final = 10**8  # grpc-timeout has at most eight digits
 _METADATA_NAME = re.compile(rb"(?!grpc-)[0-9a-z_.-]+")
 _METADATA_VALUE = re.compile(rb"[\x20-\x7e]*")
@@ -64,7 +65,7 @@ class GrpcError(Exception):
 
     Attributes:
         code: gRPC's name of the status.
-        details: the server's own text, or ours where there is none.
+        details: the server's own text (of a long one, the beginning), or ours where there is none.
         never_sent: the server surely did nothing of the call, so that it may be made again whatever it does.
         is_reply: the server itself answered with this status; False for what befell the connection, or came from here.
     """
@@ -115,7 +116,7 @@ def status_error(trailers: Mapping[bytes, bytes]) -> GrpcError | None:
     if number is None:
         return GrpcError("UNKNOWN", "the answer ended without a grpc-status")
     name = NAMES[int(number)] if number.isdigit() and int(number) < len(NAMES) else "UNKNOWN"
-    details = unquote_to_bytes(trailers.get(b"grpc-message", b"")).decode("utf-8", "replace")
+    details = unquote_to_bytes(trailers.get(b"grpc-message", b"")[:MAX_DETAILS]).decode("utf-8", "replace")
     return None if name == "OK" else GrpcError(name, details, is_reply=True)
 
 

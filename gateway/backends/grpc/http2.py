@@ -16,7 +16,9 @@ MAX_WINDOW: Final = 2**31 - 1
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_MAX_FRAME: Final = 16_384
 MAX_MAX_FRAME: Final = 2**24 - 1
-MAX_BLOCK: Final = 64 * 1024  # one block of headers, packed and unpacked: bounds what a broken server can make us hold
+# One block of headers, packed and unpacked. A longer one ends the connection, and all calls on it: so it must have room
+# for the longest text that a model can make an error of, a whole input of 32 MiB, quoted (three bytes for one).
+MAX_BLOCK: Final = 128 * 1024 * 1024
 MEMO_BLOCKS: Final = 64
 HEAD_BYTES: Final = 9
 

@@ -81,8 +81,6 @@ def _invalid(text: str) -> FaultKind:
 
 
 def _internal(text: str) -> FaultKind:
-    if RESET_STREAM in text:
-        return FaultKind.UNAVAILABLE
     return FaultKind.DEAD if dead_stub(text) else FaultKind.FAILED
 
 
@@ -130,7 +128,8 @@ def fault_of(code: str, text: str) -> Fault:
 
 def lost(code: str, text: str) -> Fault:
     """The fault behind a call that no server answered: the connection failed, or the time was over."""
-    return replace(fault_of(code, text), reply=None, is_server=code == "UNAVAILABLE")
+    is_reset = code == "INTERNAL" and RESET_STREAM in text
+    return replace(fault_of("UNAVAILABLE" if is_reset else code, text), reply=None, is_server=code == "UNAVAILABLE")
 
 
 def streamed(text: str) -> Fault:

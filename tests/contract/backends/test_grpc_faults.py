@@ -11,6 +11,7 @@ from gateway.backends.grpc import connection as grpc_connection
 from gateway.backends.grpc import http2
 from gateway.backends.grpc import stream as grpc_stream
 from gateway.backends.grpc.channel import GrpcChannel, GrpcError
+from gateway.backends.grpc.headers import MAX_DETAILS
 from gateway.backends.grpc.http2 import ErrorCode
 from tests.kit.raw_http2 import OK_END, OK_HEAD, RawServer, answer, frame, headers, message
 from tests.kit.wait import until
@@ -146,6 +147,30 @@ async def test_a_server_that_breaks_http2_is_left(hostile):
         assert {(error.code, error.never_sent) for error in errors} <= {("UNAVAILABLE", False), ("UNAVAILABLE", True)}
         await until(lambda: server.kinds(http2.GOAWAY))
         assert await call(channel) == b"answer"  # on a new connection
+        await channel.close()
+
+
+async def test_an_error_of_any_length_is_its_own_calls_alone():
+    """Models quote what they were sent: 3 MB of it, quoted, in frames as large as gRPC makes them."""
+
+    def reply(stream):
+        if stream != 3:
+            return b""
+        fields = (*OK_HEAD, (b"grpc-status", b"3"), (b"grpc-message", b"no: " + b"%C3%A9" * 500_000))
+        block = b"".join(http2.literal(*field) for field in fields)
+        return http2.header_frames(stream, block, ends_stream=True, max_frame=http2.DEFAULT_MAX_FRAME)
+
+    async with RawServer(reply) as server:
+        channel = GrpcChannel(server.target)
+        neighbour = call(channel)
+        await until(lambda: 1 in server.requests)
+        error = await failure(call(channel))
+        assert (error.code, error.is_reply) == ("INVALID_ARGUMENT", True)
+        assert error.details.startswith("no: \xe9\xe9")
+        assert len(error.details) <= MAX_DETAILS
+        server.write(answer(1))
+        assert await neighbour == b"answer"
+        assert len(server.connections) == 1
         await channel.close()
 
 

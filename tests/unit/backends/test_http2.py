@@ -120,7 +120,8 @@ def test_data_is_passed_on_before_its_frame_is_whole_and_without_a_copy():
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
-def test_what_breaks_the_protocol_is_refused_after_what_came_before_it(hostile, code):
+def test_what_breaks_the_protocol_is_refused_after_what_came_before_it(monkeypatch, hostile, code):
+    monkeypatch.setattr(http2, "MAX_BLOCK", 64 * 1024)
     good = frame(http2.PING, 0, 0, bytes(8))
     assert read(good + hostile)[0] == [(http2.PING, 0, 0, bytes(8)), code]
 
@@ -203,7 +204,8 @@ def test_nothing_but_our_error_comes_of_noisy_headers(noise):
         decoder.decode(noise)
 
 
-def test_a_block_that_unfolds_is_refused():
+def test_a_block_that_unfolds_is_refused(monkeypatch):
+    monkeypatch.setattr(http2, "MAX_BLOCK", 64 * 1024)
     encoder = hpack.Encoder()
     big = encoder.encode([(b"x", b"v" * 4000)])
     decoder = HeaderDecoder()

@@ -33,7 +33,7 @@ from gateway.core.errors import Reply
             K.UNKNOWN_MODEL,
         ),
         ("INTERNAL", "Stub process 'm_0_0' is not healthy.", K.DEAD),
-        ("INTERNAL", "Received RST_STREAM with error code 2", K.UNAVAILABLE),
+        ("INTERNAL", "ValueError: no 'Received RST_STREAM with error code 2' here", K.FAILED),  # a model's own words
         ("INTERNAL", "Failed to process the request(s) for model 'bad_0_0', message: ValueError: x", K.FAILED),
         ("UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled transaction policy", K.UNSUPPORTED),
         ("CANCELLED", "x", K.UNAVAILABLE),
