@@ -12,6 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway import http_server
 from gateway.api import stream
 from gateway.core.errors import Fault, FaultKind
 from tests.kit import stateful
@@ -443,6 +444,54 @@ async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):
             flood = (b"\x89\xfd\0\0\0\0" + b"x" * 125) * 500  # pings, whose pongs are not read
             with pytest.raises(ConnectionError):
                 await asyncio.to_thread(send_for_ever, peer, flood)
+
+
+async def test_a_read_full_of_frames_is_parsed_in_parts_between_others_turns(monkeypatch):
+    parts = []
+    parse = http_server.WebSocketsSansIOProtocol.data_received
+
+    def watched(self, data):
+        parts.append(len(data))
+        parse(self, data)
+
+    held = []
+    take = http_server.WebSocket.data_received
+
+    def watched_hold(self, data):
+        held.append(len(self._unparsed))
+        take(self, data)
+
+    monkeypatch.setattr(http_server.WebSocketsSansIOProtocol, "data_received", watched)
+    monkeypatch.setattr(http_server.WebSocket, "data_received", watched_hold)
+    async with gateway(StatefulBackend("triton")) as gw:
+        host, _, port = gw.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=2**24)
+        writer.write(OFFER.encode() + b"\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        parts.clear()
+        # Empty pings, and 100 chunks of 1.
+        frames = (b"\x89\x80\0\0\0\0" * 1000 + MASKED_CHUNK) * 100
+        writer.write(frames)
+        async with asyncio.timeout(20):
+            await reader.readuntil(b'{"total":700}')
+        writer.close()
+    assert sum(parts) == len(frames)
+    assert not any(held)  # nothing is read on top of what waits
+    assert max(parts) <= http_server.WEBSOCKET_READ
+
+
+@pytest.mark.parametrize("key", [KEY, "wrong"])
+async def test_what_is_no_frame_behind_a_handshake_ends_the_connection_and_nothing_more(key, caplog):
+    async with gateway(StatefulBackend("triton")) as gw:
+        host, _, port = gw.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(OFFER.replace(KEY, key).encode() + b"\r\n" + b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                await reader.read()
+        writer.close()
+        await until(lambda: not gw.seen.in_flight)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def send_for_ever(peer: socket.socket, what: bytes) -> None:
