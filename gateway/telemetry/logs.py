@@ -18,6 +18,7 @@ from gateway.core.types import Place
 ACCESS: Final = "gateway.access"
 FLUSH_S: Final = 0.1
 MAX_LINES: Final = 1000
+MAX_DETAIL: Final = 1000  # characters; callers' own texts may come in it
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -135,7 +136,7 @@ def _line(record: RequestRecord) -> str:
     if record.error or record.faults:
         fields["reasons"] = record.reasons
     if record.error:
-        fields["detail"] = record.error.detail
+        fields["detail"] = record.error.detail[:MAX_DETAIL]
     if record.degraded:
         fields["limiter"] = "degraded"
     cause = record.error.__cause__ if isinstance(record.error, InternalError) else None
