@@ -1,11 +1,11 @@
 """Bodies: read with a bound, decoded with errors that name the fault."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 from python_multipart.multipart import parse_options_header
 from starlette import datastructures
@@ -25,8 +25,13 @@ from gateway.core.errors import (
 
 MAX_FORM_PARTS = 16
 SMALL_JSON = 1024 * 1024
-MAX_JSON_CONTAINERS = 100_000  # so many lists and objects are parsed in some 20 ms; ten million would take seconds
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+# So many of each are parsed in some 20 ms, during which nobody else is served; ten million would take seconds.
+MAX_JSON_PARTS: Mapping[bytes, tuple[int, str]] = {
+    b"[{": (100_000, "lists and objects"),
+    b":": (100_000, "names"),
+    b",": (1_000_000, "values"),
+}
+_QUOTE = ord('"')
 DRAIN_FACTOR = 2  # a refused body is read and thrown away up to this many times the bound, so that the
 DRAIN_S = 3.0  # caller gets our answer instead of a reset connection; beyond it the connection is closed
 
@@ -102,12 +107,8 @@ def json_object(headers: Headers, body: bytes) -> Mapping[str, Any]:
     kind = media_type(headers)
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType("send 'Content-Type: application/json'", field="content-type")
-    if (
-        len(body) > SMALL_JSON
-        and _containers(body) > MAX_JSON_CONTAINERS
-        and _containers(_STRING.sub(b"", body)) > (MAX_JSON_CONTAINERS)
-    ):
-        raise BodyTooLarge(f"the body holds more than {MAX_JSON_CONTAINERS} lists and objects", field="body")
+    if len(body) > SMALL_JSON:
+        _check_parts(body)
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -119,8 +120,26 @@ def json_object(headers: Headers, body: bytes) -> Mapping[str, Any]:
     return document
 
 
-def _containers(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{")
+def _check_parts(body: bytes) -> None:
+    """Raise `BodyTooLarge` for JSON of too many parts; what looks like them within strings does not count."""
+    outside: bytes | None = None
+    for marks, (most, what) in MAX_JSON_PARTS.items():
+        if _count(body, marks) <= most:
+            continue
+        if outside is None:
+            outside = _outside_strings(body)
+        if _count(outside, marks) > most:
+            raise BodyTooLarge(f"the body holds more than {most} {what}", field="body")
+
+
+def _count(text: bytes, marks: bytes) -> int:
+    return sum(text.count(mark) for mark in marks)
+
+
+def _outside_strings(body: bytes) -> bytes:
+    """JSON without its strings. Arrays do it in 0.15 s for 32 MiB of the worst text, a pattern in ten times that."""
+    text = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    return text[~np.logical_xor.accumulate(text == _QUOTE)].tobytes()
 
 
 async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:

@@ -15,7 +15,7 @@ from gateway.core.tensors import BF16, BYTES, to_numpy
 from gateway.core.types import SequenceStep, Tensor, TensorPayload
 from local_runtime.messages import ModelMetadata, TensorMetadata
 from local_runtime.protocol.oip_json import Asked, Output
-from local_runtime.protocol.oip_tensors import Malformed, check_count, check_size, check_tensor, to_bytes
+from local_runtime.protocol.oip_tensors import MAX_TEXTS, Malformed, check_count, check_size, check_tensor, to_bytes
 from local_runtime.protocol.oip_values import from_json, no_json_form, to_json
 
 MAX_NAME_BYTES: Final = 255  # a model is a folder, and no file system takes longer names
@@ -39,7 +39,7 @@ class Wire:
         """A tensor from its binary form, whose bytes are kept and not copied. Raises `Malformed`."""
         if datatype == BYTES:
             check_tensor(name, datatype, shape)
-            check_count(name, _elements(name, raw), shape, is_text=True)
+            check_count(name, _elements(name, raw, most=MAX_TEXTS), shape, is_text=True)
         else:
             check_size(name, datatype, shape, len(raw), model=model)
         return Tensor(name=name, datatype=datatype, shape=tuple(shape), data=raw)
@@ -107,8 +107,11 @@ def values(tensor: Tensor) -> Any:
     if tensor.datatype == BF16:
         raise no_json_form(tensor.name, BF16)
     flat = to_json(tensor.name, to_numpy(tensor))
-    if isinstance(flat, np.ndarray) and flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        return [_WORDS.get(value, "NaN") if not np.isfinite(value) else value for value in flat.tolist()]
+    if isinstance(flat, np.ndarray) and flat.dtype.kind == "f" and not (is_finite := np.isfinite(flat)).all():
+        found = flat.tolist()
+        for at in np.flatnonzero(~is_finite).tolist():
+            found[at] = _WORDS.get(found[at], "NaN")
+        return found
     return flat
 
 
@@ -117,10 +120,10 @@ def documents(tensors: Iterable[Tensor]) -> list[Mapping[str, Any]]:
     return [{"name": one.name, "datatype": one.datatype, "shape": one.shape, "data": values(one)} for one in tensors]
 
 
-def _elements(name: str, raw: bytes | memoryview) -> int:
-    """How many elements of BYTES there are."""
+def _elements(name: str, raw: bytes | memoryview, *, most: int) -> int:
+    """How many elements of BYTES there are; of more than `most` those beyond are not counted."""
     count, at, end = 0, 0, len(raw)
-    while at < end:
+    while at < end and count <= most:
         at += _LENGTH.size + (_LENGTH.unpack_from(raw, at)[0] if at + _LENGTH.size <= end else 0)
         if at > end:
             raise Malformed(f"unexpected end of string elements for inference input '{name}'")

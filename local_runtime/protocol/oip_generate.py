@@ -10,7 +10,7 @@ import numpy as np
 
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
 from local_runtime.protocol.json_text import dump, parse
-from local_runtime.protocol.oip_json import Arrays, Asked, TensorForm
+from local_runtime.protocol.oip_json import Arrays, Asked, TensorForm, read_id
 from local_runtime.protocol.oip_parameters import request_fields
 from local_runtime.protocol.oip_tensors import Malformed, refusing
 from local_runtime.protocol.oip_values import to_json
@@ -55,10 +55,7 @@ def read_generate(metadata: ModelMetadata, body: bytes, form: TensorForm[_Tensor
                 parameters.update(value)
             elif name != "id":
                 parameters[name] = value
-        request_id = document.get("id", "")
-        if not isinstance(request_id, str):
-            raise Malformed("Unable to parse 'id': must be a string")
-        return Asked(inputs=inputs, request_id=request_id, fields=request_fields(parameters))
+        return Asked(inputs=inputs, request_id=read_id(document), fields=request_fields(parameters))
 
 
 def encode_generate(answer: InferAnswer, *, request_id: str) -> bytes:

@@ -18,6 +18,9 @@ from local_runtime.protocol.oip_tensors import Malformed, from_bytes, item_size,
 from local_runtime.protocol.oip_values import from_json, to_json
 from local_runtime.scheduling.validation import datatype_of
 
+MAX_NAME = 1024  # characters of an id or a tensor's name: they come back in errors, which are sent as headers
+MAX_TENSORS = 4096  # inputs or outputs of a request: the widest tables of features have some hundreds
+
 _INTEGERS = frozenset({int})  # and not bool, which is one of their subclasses
 _NO_BINARY: Mapping[str, bool] = MappingProxyType({})
 _NO_CLASSES: Mapping[str, int] = MappingProxyType({})
@@ -131,13 +134,22 @@ def read_document(
     model: str, document: dict[str, Any], form: TensorForm[_Tensor], *, blobs: "Blobs | None" = None
 ) -> Asked[_Tensor]:
     """The same for JSON that is parsed already; `blobs` are the bytes behind it."""
-    request_id = document.get("id", "")
-    if not isinstance(request_id, str):
-        raise invalid("Unable to parse 'id': must be a string")
+    with refusing():
+        request_id = read_id(document)
     try:
         return _read(document, blobs or Blobs(b"", None), form, (model, request_id))
     except Malformed as error:
         raise invalid(with_request_id(request_id, str(error))) from error
+
+
+def read_id(document: dict[str, Any]) -> str:
+    """The caller's own name for its request; empty for none. Raises Malformed."""
+    request_id = document.get("id", "")
+    if not isinstance(request_id, str):
+        raise Malformed("Unable to parse 'id': must be a string")
+    if len(request_id) > MAX_NAME:
+        raise Malformed(f"Unable to parse 'id': it has more than {MAX_NAME} characters")
+    return request_id
 
 
 def read_raw(metadata: ModelMetadata, body: bytes, form: TensorForm[_Tensor], *, is_batched: bool) -> Asked[_Tensor]:
@@ -310,6 +322,8 @@ def _member_list(document: dict[str, Any], member: str) -> list[Any] | None:
         return None
     if not isinstance(value, list):
         raise Malformed(f"Unable to parse '{member}': must be an array")
+    if len(value) > MAX_TENSORS:
+        raise Malformed(f"Unable to parse '{member}': it has more than {MAX_TENSORS} elements")
     return value
 
 
@@ -317,6 +331,8 @@ def _name(tensor: Any, member: str) -> str:
     name = tensor.get("name") if isinstance(tensor, dict) else None
     if not isinstance(name, str):
         raise Malformed(f"Unable to parse '{member}': every element must be an object with a string 'name'")
+    if len(name) > MAX_NAME:
+        raise Malformed(f"Unable to parse '{member}': a name has more than {MAX_NAME} characters")
     return name
 
 

@@ -11,6 +11,8 @@ from local_runtime.protocol.oip_tensors import Malformed
 FINAL_RESPONSE = "triton_final_response"
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 
+MAX_PARAMETERS = 1024  # of a request: each costs more than a thousand values of a tensor
+
 _RESERVED = frozenset({"headers", "binary_data_output"})
 _RESERVED_PREFIX = "triton_"
 _MAX_UINT64 = 2**64 - 1
@@ -25,6 +27,8 @@ def request_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not parameters:
         return {}
+    if len(parameters) > MAX_PARAMETERS:
+        raise Malformed(f"the request has more than {MAX_PARAMETERS} parameters")
     fields: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for name, value in parameters.items():

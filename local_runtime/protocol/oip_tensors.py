@@ -20,6 +20,10 @@ from local_runtime.scheduling.byte_strings import from_serialized
 
 _MAX_RANK: Final = 64  # numpy's
 _MAX_BYTES: Final = 2**63 - 1
+_LARGEST_ITEM: Final = 8
+MAX_TEXTS: Final = (
+    500_000  # elements of a tensor of BYTES: they are taken one by one, each in a quarter of a microsecond
+)
 _ITEM_SIZES: Mapping[str, int] = MappingProxyType(
     {datatype: np.dtype(numpy_type).itemsize for datatype, numpy_type in NUMPY_TYPES.items()}
 )
@@ -43,16 +47,16 @@ def check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
 
     Asked before anything is computed from a shape: it is what a client says, of any length.
     """
-    itemsize = _ITEM_SIZES.get(datatype)
-    if itemsize is None:
+    if datatype not in _ITEM_SIZES:
         raise Malformed(f"invalid datatype for input '{name}': '{datatype:.100}'")
     if len(shape) > _MAX_RANK:
         raise Malformed(
             f"invalid shape for input '{name}': it has {len(shape)} dimensions, and a tensor at most {_MAX_RANK}"
         )
-    if not shape or (min(shape) >= 0 and max(shape) <= _MAX_BYTES and _room(shape, itemsize) <= _MAX_BYTES):
-        return
-    raise _bad_shape(name, shape)
+    if shape and not (min(shape) >= 0 and max(shape) <= _MAX_BYTES and _room(shape) <= _MAX_BYTES):
+        raise _bad_shape(name, shape)
+    if datatype == "BYTES" and math.prod(shape) > MAX_TEXTS:
+        raise Malformed(f"invalid shape for input '{name}': a tensor of BYTES has at most {MAX_TEXTS} elements")
 
 
 def item_size(datatype: str) -> int:
@@ -104,9 +108,12 @@ def to_bytes(array: Array) -> bytes:
     return array.tobytes()
 
 
-def _room(shape: Sequence[int], itemsize: int) -> int:
-    """Bytes that the shape spans, with 1 in place of each 0: numpy must be able to address even an empty tensor."""
-    return math.prod(dim or 1 for dim in shape) * itemsize
+def _room(shape: Sequence[int]) -> int:
+    """Bytes that the shape spans, with 1 in place of each 0: numpy must be able to address even an empty tensor.
+
+    Elements count 8 bytes each, whatever they are: an answer of the same shape may have larger ones.
+    """
+    return math.prod(dim or 1 for dim in shape) * _LARGEST_ITEM
 
 
 def _bad_shape(name: str, shape: Sequence[int]) -> Malformed:

@@ -267,6 +267,14 @@ STRANGE: list[Any] = [
     ({"inputs": [], "parameters": {"sequence_id": 1.5}}, "sequence_id"),
     ({"inputs": [], "parameters": {"own": {}}}, "own"),
     ({"inputs": body()["inputs"] * 2}, "X"),
+    ({"inputs": [], "id": "a" * 1025}, "id"),
+    ({"inputs": [{**body()["inputs"][0], "name": "a" * 1025}]}, "inputs"),
+    ({"inputs": [], "outputs": [{"name": "a" * 1025}]}, "outputs"),
+    ({"inputs": [{}] * 4097}, "inputs"),
+    ({"inputs": [], "outputs": [{}] * 4097}, "outputs"),
+    ({"inputs": [], "parameters": {str(number): 1 for number in range(1025)}}, "parameters"),
+    ({"inputs": body([], [500_001], "BYTES")["inputs"]}, "X"),
+    ({"inputs": body([], [0, 2**60], "INT8")["inputs"]}, "X"),
 ]
 
 

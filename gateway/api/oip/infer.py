@@ -25,7 +25,7 @@ from local_runtime.protocol.oip_json import Asked, Body, answer_body, read_infer
 _Result = TypeVar("_Result")
 
 HEADER_LENGTH: Final = "inference-header-content-length"
-_LARGE: Final = 1024 * 1024  # bytes whose packing or unpacking (100 MB/s) would hold up all others
+_LARGE: Final = 1024 * 1024  # bytes whose reading, writing or packing (100 MB/s or less) would hold up all others
 _DECOUPLED_OVER_GRPC: Final = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 _EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 
@@ -45,7 +45,7 @@ async def infer(visit: Visit, found: Route) -> Response:
             return await _streamed(visit, found, asked, lambda tensors: _document(found, asked, tensors).content)
         started, tensors = await _once(visit, _request(visit, named(found.model, found.version, asked)))
     with refusing():
-        body = _document(found, asked, tensors)
+        body = await _aside(lambda: _document(found, asked, tensors), size=_size(tensors))
     reply = Reply(content=body.content, headers=())
     if body.json_length is not None:
         reply.content_type = BINARY_TYPE
@@ -60,7 +60,7 @@ async def generate(visit: Visit, found: Route) -> Response:
         call = named(found.model, found.version, asked, stream=True)
         started, tensors = await _only(visit, _request(visit, call))
     with refusing():
-        content = _generated(found, asked, tensors)
+        content = await _aside(lambda: _generated(found, asked, tensors), size=_size(tensors))
     return await _response(visit, Reply(content=content), started)
 
 
@@ -96,8 +96,13 @@ async def _asked(visit: Visit, found: Route) -> Asked[Tensor]:
         facts = await _facts(visit, found)
         with refusing():
             return read_raw(oip.described(facts), body, oip.Wire, is_batched=facts.max_batch_size > 0)
+    # Bytes of numbers stay where they are; all else is taken one by one.
+    is_bytes = length is not None and b"BYTES" not in body[:length]
     with refusing():
-        return read_infer(found.model, body, oip.Wire, json_length=length)
+        return await _aside(
+            lambda: read_infer(found.model, body, oip.Wire, json_length=length),
+            size=length if length is not None and is_bytes else len(body),
+        )
 
 
 async def _generation(visit: Visit, found: Route) -> Asked[Tensor]:
@@ -106,7 +111,7 @@ async def _generation(visit: Visit, found: Route) -> Asked[Tensor]:
     body = await body_of(visit)
     facts = await _facts(visit, found)
     with refusing():
-        return read_generate(oip.described(facts), body, oip.Wire)
+        return await _aside(lambda: read_generate(oip.described(facts), body, oip.Wire), size=len(body))
 
 
 async def _facts(visit: Visit, found: Route) -> ModelFacts:
@@ -193,6 +198,10 @@ async def _response(visit: Visit, reply: Reply, started: Started) -> Response:
         reply = await _aside(lambda: compressed(reply, accepted), size=len(reply.content))
     headers = answer_headers(started) | {name.decode(): value.decode() for name, value in reply.headers}
     return Response(reply.content, headers=headers, media_type=reply.content_type.decode())
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(len(one.data) for one in tensors.outputs)
 
 
 async def _aside(work: Callable[[], _Result], *, size: int) -> _Result:

@@ -7,7 +7,7 @@ import pytest
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer, ModelMetadata, TensorMetadata
 from local_runtime.protocol.http_routes import Route, route
-from local_runtime.protocol.json_text import MAX_CONTAINERS, parse
+from local_runtime.protocol.json_text import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, parse
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
 from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer
 
@@ -135,6 +135,11 @@ def test_a_tensor_of_64_dimensions_is_one():
 def test_more_lists_and_objects_than_can_be_read_at_once_are_refused(part):
     text = refusal(b'{"inputs":[' + part * MAX_CONTAINERS + b"0]}")
     assert f"more than {MAX_CONTAINERS} " in text
+
+
+@pytest.mark.parametrize(("part", "most"), [(b'"a":1,', MAX_NAMES), (b"1,", MAX_VALUES)])
+def test_more_names_and_values_than_can_be_read_at_once_are_refused(part, most):
+    assert f"more than {most} " in refusal(b'{"inputs":' + part * (most + 1) + b"0}")
 
 
 def test_as_many_lists_as_are_allowed_and_any_number_of_values_are_read():
