@@ -1,7 +1,7 @@
 """Bodies: read with a bound, decoded with errors that name the fault."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from gateway.core.errors import (
     UnsupportedMediaType,
 )
 
-MAX_FORM_PARTS = 16
+MAX_FORM_PARTS = 128  # tasks take up to 64 texts or labels, each of which is a part
 SMALL_JSON = 1024 * 1024
 # So many of each are parsed in some 20 ms, during which nobody else is served; ten million would take seconds.
 MAX_JSON_PARTS: Mapping[bytes, tuple[int, str]] = {
@@ -102,10 +102,14 @@ def media_type(headers: Headers) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def is_json(kind: str) -> bool:
+    """Whether a content type means JSON."""
+    return kind == "application/json" or kind.endswith("+json")
+
+
 def json_object(headers: Headers, body: bytes) -> Mapping[str, Any]:
     """The body as a JSON object. Duplicate names: the last one counts. NaN and Infinity are not JSON."""
-    kind = media_type(headers)
-    if kind != "application/json" and not kind.endswith("+json"):
+    if not is_json(media_type(headers)):
         raise UnsupportedMediaType("send 'Content-Type: application/json'", field="content-type")
     if len(body) > SMALL_JSON:
         _check_parts(body)
@@ -142,8 +146,8 @@ def _outside_strings(body: bytes) -> bytes:
     return text[~np.logical_xor.accumulate(text == _QUOTE)].tobytes()
 
 
-async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
-    """A multipart body: uploads as bytes, fields as text."""
+async def form(headers: Headers, body: bytes) -> list[tuple[str, str | bytes]]:
+    """A multipart body, part by part: uploads as bytes, fields as text."""
 
     async def whole() -> AsyncGenerator[bytes, None]:
         yield body
@@ -162,14 +166,26 @@ async def form(headers: Headers, body: bytes) -> dict[str, str | bytes]:
         parsed = await parser.parse()
     except (MultiPartException, KeyError, ValueError):
         raise MalformedRequest("the body is not valid multipart/form-data", field="body") from None
-    fields: dict[str, str | bytes] = {}
     try:
-        for name, value in parsed.multi_items():
-            if name in fields:
-                raise InvalidInput("is given twice", field=f"input.{name}"[:160])
-            fields[name] = await value.read() if isinstance(value, datastructures.UploadFile) else _utf8(value, body)
+        return [
+            (name, await value.read() if isinstance(value, datastructures.UploadFile) else _utf8(value, body))
+            for name, value in parsed.multi_items()
+        ]
     finally:
         await parsed.close()
+
+
+def gathered(parts: Iterable[tuple[str, str | bytes]]) -> dict[str, str | bytes | list[str]]:
+    """Parts of a form or a query by name; texts of one name are a list. Raises `InvalidInput` for a second file."""
+    by_name: dict[str, list[str | bytes]] = {}
+    for name, value in parts:
+        by_name.setdefault(name, []).append(value)
+    fields: dict[str, str | bytes | list[str]] = {}
+    for name, values in by_name.items():
+        texts = [value for value in values if isinstance(value, str)]
+        if len(values) > 1 and len(texts) < len(values):
+            raise InvalidInput("is given twice", field=f"input.{name}"[:160])
+        fields[name] = values[0] if len(values) == 1 else texts
     return fields
 
 

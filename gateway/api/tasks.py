@@ -6,7 +6,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from gateway.api.answers import json_answer, timing, unary
-from gateway.api.body import form, json_object, media_type
+from gateway.api.body import form, gathered, is_json, json_object, media_type
 from gateway.api.endpoint import Visit
 from gateway.api.oip.errors import refusing
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
@@ -17,6 +17,7 @@ from gateway.tasks import oip
 from gateway.tasks.tensor import TensorInput
 
 _MEDIA: Final = ("image", "audio")  # fields that come as files, and the content types of files without a form
+_FILE: Final = "file"  # in a form, another name for them
 
 
 async def infer(visit: Visit) -> Response:
@@ -32,16 +33,18 @@ async def infer_task(visit: Visit) -> Response:
     task = visit.enter(visit.api.task(visit.request.path_params["task"]))
     kind = media_type(visit.headers)
     if kind == "multipart/form-data":
-        fields = await form(visit.headers, visit.body)
-        upload = fields.pop("file", None)
-        given = {**_typed(task, fields), **({_media(task): upload} if upload is not None else {})}
-        return await _answer(visit, task, given, {})
+        parts = await form(visit.headers, visit.body)
+        named = [(_media(task) if name == _FILE else name, value) for name, value in parts]
+        return await _answer(visit, task, _typed(task, gathered(named)), {})
     medium = kind.partition("/")[0]
     if medium in _MEDIA:
         if medium != _media(task):
             raise UnsupportedMediaType(f"the task '{task.name}' takes no {medium}", field="content-type")
-        given = {**_typed(task, dict(visit.request.query_params)), medium: visit.body}
-        return await _answer(visit, task, given, {})
+        named = [*visit.request.query_params.multi_items(), (medium, visit.body)]
+        return await _answer(visit, task, _typed(task, gathered(named)), {})
+    if not is_json(kind):
+        raw = "" if _media(task) == _FILE else f", {_media(task)}/*"
+        raise UnsupportedMediaType(f"send application/json, multipart/form-data{raw}", field="content-type")
     document = json_object(visit.headers, visit.body)
     _only(document, ("input", "parameters"))
     return await _answer(visit, task, document.get("input"), document.get("parameters", {}))
@@ -95,17 +98,19 @@ def output_of(answer: Answer | Message | Tensors) -> Mapping[str, Any]:
 
 def _media(task: Task) -> str:
     """The field of a task's input that a file is for; `file` where it takes none, which its contract refuses."""
-    return next((name for name in _MEDIA if name in task.contract.input_schema["properties"]), "file")
+    return next((name for name in _MEDIA if name in task.contract.input_schema["properties"]), _FILE)
 
 
-def _typed(task: Task, fields: Mapping[str, str | bytes]) -> dict[str, object]:
+def _typed(task: Task, fields: Mapping[str, str | bytes | list[str]]) -> dict[str, object]:
     """Text of forms and queries as the contract's schema wants it; what does not fit is left for its parser."""
     properties = task.contract.input_schema["properties"]
     typed: dict[str, object] = {}
     for name, value in fields.items():
         wants_integer = properties.get(name, {}).get("type") == "integer"
-        is_number = isinstance(value, str) and value.isdecimal() and len(value) <= 18  # noqa: PLR2004 - int64
-        typed[name] = int(value) if wants_integer and is_number else value
+        if wants_integer and isinstance(value, str) and value.isdecimal() and len(value) <= 18:  # noqa: PLR2004 - int64
+            typed[name] = int(value)
+        else:
+            typed[name] = value
     return typed
 
 

@@ -50,4 +50,8 @@ def _decoded(text: str, field: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidInput("is not valid base64", field=field) from None
+        is_address = text.startswith(("http://", "https://"))
+        raise InvalidInput(
+            "is an address, which is not fetched: send the file itself" if is_address else "is not valid base64",
+            field=field,
+        ) from None

@@ -108,9 +108,53 @@ async def test_a_multipart_body_that_was_cut_is_a_400(gw, cut):
 
 
 @pytest.mark.parametrize(
+<<<<<<< HEAD
     "parts", [b"[]," * 400_000 + b"[]", b"1," * 1_100_000 + b"1", b'{"":0' + b',"b":1' * 2**18 + b"}"]
 )
 async def test_json_of_very_many_parts_is_refused_before_it_is_parsed(gw, parts):
+=======
+    ("fields", "files", "query"),
+    [
+        ({"image": "AAAA"}, [("image", b"x")], ""),
+        ({}, [("image", b"x"), ("image", b"y")], ""),
+        ({}, [("image", b"x"), ("file", b"y")], ""),
+        ({}, [], "?image=AAAA"),
+    ],
+)
+async def test_two_files_for_one_field_are_refused(gw, fields, files, query):
+    if files:
+        answer = await gw.http.post(IMAGE, data=fields, files=[(name, ("f", raw)) for name, raw in files])
+    else:
+        answer = await gw.http.post(IMAGE + query, content=b"x", headers={"content-type": "image/png"})
+    assert (answer.status_code, answer.json()["detail"]) == (422, "is given twice")
+    assert answer.json()["errors"][0]["field"] == "input.image"
+
+
+async def test_a_number_that_is_given_twice_is_refused(gw):
+    answer = await gw.http.post(IMAGE + "?top_k=2&top_k=3", content=b"x", headers={"content-type": "image/png"})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input.top_k")
+
+
+@pytest.mark.parametrize(
+    ("path", "takes"),
+    [
+        (EMBED, "send application/json, multipart/form-data"),
+        (IMAGE, "send application/json, multipart/form-data, image/*"),
+    ],
+)
+async def test_a_body_of_another_kind_is_told_what_is_taken(gw, path, takes):
+    answer = await gw.http.post(path, content=b"a=b", headers={"content-type": "application/x-www-form-urlencoded"})
+    assert (answer.status_code, answer.json()["detail"]) == (415, takes)
+
+
+async def test_an_address_in_the_place_of_an_image_is_told_so(gw):
+    answer = await gw.post(IMAGE, {"input": {"image": "https://example.com/cat.jpg"}})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input.image")
+    assert "not fetched" in answer.json()["detail"]
+
+
+async def test_json_of_very_many_parts_is_refused_before_it_is_parsed(gw):
+>>>>>>> 5bc2484 (Forms: a field given several times is a list, two files for one field are refused; refusals say what is taken)
     gw.http.timeout = 10
     body = b'{"input": {"text": [' + parts + b"]}}"
     answer = await gw.http.post(EMBED, content=body, headers={"content-type": "application/json"})

@@ -227,6 +227,16 @@ async def test_images_by_json_upload_and_raw_body():
     assert set(sent) == {len(raw).to_bytes(4, "little") + raw}
 
 
+async def test_a_forms_field_that_comes_several_times_is_a_list():
+    field = ("text", (None, b"a text"))
+    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
+        await gw.http.post(EMBED, files=[field] * 3)
+        many = await gw.http.post(EMBED, files=[field] * 64)
+    (sent,) = gw.backends["triton"].calls
+    assert sent.call.payload.inputs[0].shape == (3, 1)
+    assert many.json()["detail"] == "takes 1 to 4 texts, got 64"
+
+
 @pytest.mark.parametrize("values", [(0.5, 0.5, 0.5), (1.5, -0.5, 0.0), (float("nan"), 0, 0)])
 async def test_scores_that_are_no_probabilities_are_a_502(values):
     async with running([ScriptedBackend("triton", [scores(*values)])]) as gw:
