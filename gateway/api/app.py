@@ -50,7 +50,7 @@ class App:
         if answer is None and scope["type"] == "http" and oip.is_ours(scope["path"]):
             answer = self._protocol
         if answer is None:
-            answer = _no_such_path(scope, [name for name in methods if name != _WEBSOCKET])
+            answer = _no_answer(scope, list(methods))
         await answer(scope, receive, send)
 
     def _matched(self, scope: Scope) -> Mapping[str, ASGIApp]:
@@ -95,13 +95,15 @@ def _plain(respond: Callable[[], Response]) -> ASGIApp:
     return answer
 
 
-def _no_such_path(scope: Scope, methods: Sequence[str]) -> Response:
+def _no_answer(scope: Scope, methods: Sequence[str]) -> Response:
     """404 or 405, in the form of the path's neighbours."""
     form = openai_error if scope["path"].startswith(_OPENAI_PREFIXES) else problem
-    if methods:
+    if not methods:
+        response = form(NotFound("there is no such path; /openapi.json lists them"))
+    elif _WEBSOCKET in methods:
+        response = form(NotFound("this path is a WebSocket's: begin with its handshake"))
+    else:
         response = form(MethodNotAllowed("this path does not take this method"))
         response.headers["allow"] = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
-    else:
-        response = form(NotFound("there is no such path; /openapi.json lists them"))
     response.headers["x-request-id"] = request_id(headers_of(scope))
     return response

@@ -28,6 +28,23 @@ _HEADERS = [
         "description": "taken over where it is safe, else replaced",
         "schema": {"type": "string", "maxLength": 128, "pattern": "^[A-Za-z0-9._:-]+$"},
     },
+    {
+        "name": "X-Priority",
+        "in": "header",
+        "description": "batch lets interactive requests go first where a server is full",
+        "schema": {"enum": ["interactive", "batch"], "default": "interactive"},
+    },
+]
+_FLAG = {"enum": ["true", "false"], "default": "false"}
+_SEQUENCE = [
+    {
+        "name": "X-Sequence-Id",
+        "in": "header",
+        "description": "for tasks that keep state from request to request: a number from 1 to 2^64 - 1, or a text",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 128},
+    },
+    {"name": "X-Sequence-Start", "in": "header", "description": "the sequence's first request", "schema": _FLAG},
+    {"name": "X-Sequence-End", "in": "header", "description": "the sequence's last request", "schema": _FLAG},
 ]
 _TOP_K = {"name": "top_k", "in": "query", "description": "with an image/* body", "schema": {"type": "integer"}}
 _ANSWER_HEADERS = {
@@ -48,15 +65,21 @@ _ANSWER_HEADERS = {
 def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, Any]:
     """OpenAPI 3.1 for these tasks."""
     paths: dict[str, Any] = {
-        "/v1/infer": {"post": _post("infer", "Answer any task", _infer_body(tasks), _ref("TaskAnswer"))},
+        "/v1/infer": {
+            "post": _post("infer", "Answer any task", _infer_body(tasks), _ref("TaskAnswer"), sequences=True)
+        },
         "/v1/tasks": {"get": _get("listTasks", "Every task, its schemas, and where it goes now")},
         "/v1/tasks/{task}": {
             "parameters": [_path_parameter("task", list(tasks))],
             "get": _get("getTask", "One task"),
             "post": {
                 **_post("inferTask", "Answer one task", _task_content(), _ref("TaskAnswer")),
-                "parameters": [*_HEADERS, _TOP_K],
+                "parameters": [*_HEADERS, *_SEQUENCE, _TOP_K],
             },
+        },
+        "/v1/tasks/{task}/stream": {
+            "parameters": [_path_parameter("task", [t.name for t in tasks.values() if t.contract.is_sequence])],
+            "get": _stream(),
         },
         "/v1/chat/completions": {
             "post": _post(
@@ -88,7 +111,7 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
     return {
         "openapi": "3.1.0",
         "info": {"title": "Hybrid inference gateway", "version": __version__},
-        "paths": paths | openapi_oip.paths(),
+        "paths": paths | openapi_oip.paths(headers=[*_HEADERS, *_SEQUENCE]),
         "components": {
             "schemas": _schemas(tasks) | openapi_oip.schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -176,6 +199,7 @@ def _post(
     *,
     is_openai: bool = False,
     streams: bool = False,
+    sequences: bool = False,
 ) -> dict[str, Any]:
     answers: dict[str, Any] = {_JSON: {"schema": answer}}
     if streams:
@@ -183,7 +207,7 @@ def _post(
     return {
         "operationId": name,
         "summary": summary,
-        "parameters": _HEADERS,
+        "parameters": [*_HEADERS, *(_SEQUENCE if sequences else ())],
         "requestBody": {"required": True, "content": content},
         "responses": {
             "200": {"description": "the answer", "content": answers, "headers": _ANSWER_HEADERS},
@@ -198,6 +222,17 @@ def _get(name: str, summary: str, *, is_openai: bool = False) -> dict[str, Any]:
         "operationId": name,
         "summary": summary,
         "responses": {"200": answer, **_errors(is_openai=is_openai, only=(401, 403, 404, 500))},
+    }
+
+
+def _stream() -> dict[str, Any]:
+    return {
+        "operationId": "streamTask",
+        "summary": "A WebSocket that carries one sequence: chunks in, results out",
+        "responses": {
+            "101": {"description": "the handshake is done; browsers offer gateway.v1 and bearer.<key> as protocols"},
+            **_errors(is_openai=False, only=(401, 403, 404)),
+        },
     }
 
 

@@ -45,10 +45,16 @@ def priority(headers: Headers) -> Priority:
 def sequence_step(headers: Headers, task: Task) -> SequenceStep | None:
     """`X-Sequence-Id`, `X-Sequence-Start` and `X-Sequence-End`; None where there are none.
 
-    Raises `InvalidInput` where the task keeps no state.
+    Raises `InvalidInput` where the task keeps no state, and where it keeps one and nothing says whose.
     """
     given = [name for name in headers if name.startswith("x-sequence-")]
     if not given:
+        if task.contract.is_sequence:
+            raise InvalidInput(
+                f"is needed: the task '{task.name}' keeps state from request to request; send x-sequence-start: true "
+                "with the first",
+                field=_ID,
+            )
         return None
     if not (task.contract.is_sequence or task.contract.name == _TENSOR):
         raise InvalidInput(f"the task '{task.name}' keeps no state from request to request", field=_ID)

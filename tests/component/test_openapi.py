@@ -26,7 +26,23 @@ async def test_it_is_a_valid_document_that_names_every_route():
     }
     served = {(method, path.replace(":path", "")) for method, path, _, _ in PATHS}
     protocol = {(method, path) for method, path in told if path.startswith("/v2")}
-    assert told - protocol == served | {("GET", "/healthz/live"), ("GET", "/healthz/ready")}
+    others = {("GET", path) for path in ("/healthz/live", "/healthz/ready", "/v1/tasks/{task}/stream")}
+    assert told - protocol == served | others
+
+
+async def test_every_header_that_is_read_is_told():
+    async with running([ScriptedBackend("triton", [embedding()])]) as gw:
+        paths = (await document(gw))["paths"]
+    steering = {"X-Timeout-Ms", "X-Request-Id", "X-Priority"}
+    of_sequences = {"X-Sequence-Id", "X-Sequence-Start", "X-Sequence-End"}
+
+    def told(path: str) -> set[str]:
+        return {one["name"] for one in paths[path]["post"]["parameters"] if one["in"] == "header"}
+
+    for path in ("/v1/infer", "/v1/tasks/{task}", "/v2/models/{model}/infer", "/v2/models/{model}/generate_stream"):
+        assert told(path) == steering | of_sequences, path
+    for path in ("/v1/chat/completions", "/v1/embeddings"):
+        assert told(path) == steering, path
 
 
 def test_the_protocols_paths_are_its_calls():

@@ -7,12 +7,13 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from gateway.backends.scripted import ScriptedBackend
 from gateway.core.errors import Fault, FaultKind
 from gateway.core.rules import parse_rules
 from gateway.stores.redis_script import connect
 from gateway.stores.redis_sequences import RedisSequenceStore
 from tests.kit import stateful
-from tests.kit.app import LIMITED_KEY, running
+from tests.kit.app import LIMITED_KEY, embedding, running
 from tests.kit.redis_switch import RedisSwitch
 from tests.kit.stateful import FACTS, StatefulBackend
 
@@ -247,18 +248,19 @@ async def test_one_lookup_does_for_a_request(redis_client, redis_prefix):
 
 @pytest.mark.parametrize("fault", ["refuse", "pause"])
 async def test_without_redis_sequences_wait_and_the_rest_goes_on(redis_server, redis_prefix, fault):
-    triton = StatefulBackend("triton", "a")
+    triton, local = StatefulBackend("triton", "a"), ScriptedBackend("local", [embedding()])
+    rules = [*stateful.RULES, {"name": "rest", "split": [{"backend": "local", "model": "m"}]}]
     async with RedisSwitch(redis_server.port) as switch:
         client = connect(switch.url)
         store = RedisSequenceStore(client, redis_prefix)
-        async with gateway(triton, sequence_store=store) as gw:
+        async with gateway(triton, local, rules=rules, sequence_store=store) as gw:
             await total(gw, 1, 1, "start")
             await switch.refuse() if fault == "refuse" else switch.pause()
             refused = await send(gw, 1, 1)
             assert (refused.status_code, refused.json()["code"]) == (503, "sequences_unavailable")
             assert refused.headers["retry-after"] == "1"
-            plain = await gw.http.post("/v1/tasks/total", json={"input": {"number": 3}})
-            assert plain.json()["output"] == {"total": 3}
+            rest = await gw.http.post("/v1/tasks/text-embedding", json={"input": {"text": "a"}})
+            assert rest.status_code == 200
             await switch.restore()
             assert await total(gw, 1, 1) == 2
         await client.aclose()
@@ -277,7 +279,8 @@ async def test_without_redis_sequences_wait_and_the_rest_goes_on(redis_server, r
         ({"x-sequence-id": "1", "x-sequence-start": "yes"}, 400, "x-sequence-start"),
         ({"x-sequence-id": "1", "x-sequence-end": "2"}, 400, "x-sequence-end"),
         ({"x-sequence-start": "true"}, 422, "x-sequence-id"),
-        ({"x-priority": "urgent"}, 400, "x-priority"),
+        ({}, 422, "x-sequence-id"),
+        ({"x-sequence-id": "1", "x-priority": "urgent"}, 400, "x-priority"),
     ],
 )
 async def test_bad_headers_are_told_by_name(headers, status, field):

@@ -147,10 +147,11 @@ async def test_a_wrong_key_as_a_protocol_is_refused_too():
     assert [record.code for record in gw.seen.at_the_door] == ["unauthorized"]
 
 
-async def test_plain_http_does_not_find_the_path():
+async def test_plain_http_is_told_that_the_path_is_a_websockets():
     async with gateway(StatefulBackend("triton")) as gw:
-        assert (await gw.http.get(PATH)).status_code == 404
-        assert (await gw.http.post(PATH, json={})).status_code == 404
+        for answer in (await gw.http.get(PATH), await gw.http.post(PATH, json={})):
+            assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+            assert "WebSocket" in answer.json()["detail"]
 
 
 async def test_bad_handshake_headers_are_told():

@@ -1,12 +1,13 @@
 """The paths of the Open Inference Protocol in the OpenAPI document; a test holds them against the real calls."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
 _MODEL: Final = "/v2/models/{model}"
 _OF_MODEL: Final = (_MODEL, f"{_MODEL}/versions/{{version}}")
+_INFERENCE: Final = ("infer", "generate", "generate_stream")
 _STREAMS: Final = ("text/event-stream", "application/x-ndjson")
 
 # Method, path behind that of the server or of a model, name, what it is for.
@@ -36,8 +37,8 @@ _CALLS: Final = (
 )
 
 
-def paths() -> dict[str, Any]:
-    """Every path of `/v2`."""
+def paths(*, headers: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Every path of `/v2`; `headers` are the parameters that inference takes beside its body."""
     described: dict[str, Any] = {}
     for method, path, name, summary in _all():
         item = described.setdefault(path, {})
@@ -47,6 +48,8 @@ def paths() -> dict[str, Any]:
                 {"name": part, "in": "path", "required": True, "schema": {"type": "string"}} for part in named
             ]
         item[method] = _operation(path, name, summary)
+        if path.rpartition("/")[2] in _INFERENCE:
+            item[method]["parameters"] = list(headers)
     return described
 
 
