@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gateway.core.rules import check_targets, parse_rules
+from gateway.core.rules import Rule, check_models, check_targets, parse_rules
 from gateway.core.types import Limit
 
 PERIODS_US = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
@@ -203,7 +203,7 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
-        check_targets(parse_rules(self.rules), backends=self.backends, tasks=self.tasks)
+        self.check_rules(parse_rules(self.rules))
         names = [*self.tasks, *(alias for task in self.tasks.values() for alias in task.aliases)]
         for name in names:
             if names.count(name) > 1:
@@ -216,6 +216,11 @@ class Settings(_Section):
         if len(set(ids)) < len(ids):
             raise ValueError("two keys have the same id")
         return self
+
+    def check_rules(self, rules: Sequence[Rule]) -> None:
+        """Raise `RuleError` for rules that do not fit the backends and tasks here."""
+        check_targets(rules, backends=self.backends, tasks=self.tasks)
+        check_models(rules, naming=[name for name, task in self.tasks.items() if task.contract == "tensor"])
 
 
 def load_settings(path: Path) -> Settings:

@@ -1,7 +1,6 @@
 """The composition root: settings -> running objects, and in reverse order away again. Nothing else builds them."""
 
 import contextlib
-import functools
 import logging
 import os
 import random
@@ -29,7 +28,7 @@ from gateway.api.endpoint import Api
 from gateway.backends.openai.backend import OpenAIBackend
 from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
-from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
+from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.types import Caller
 from gateway.gate import Gate
 from gateway.healing import Healer
@@ -147,13 +146,13 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
             rules=rules,
             store=RedisDeployStore(client, settings.redis.prefix),
             outcomes=RedisOutcomes(client, settings.redis.prefix),
-            check=_check(settings),
+            check=settings.check_rules,
         )
         stack.push_async_callback(deploys.close)
         yield create_admin_app(
             rules,
             settings.server.admin_token(),
-            tuple(settings.backends),
+            settings.check_rules,
             tuple(settings.tasks),
             models=ModelPlane(servers=servers, deploys=deploys, events=RedisEvents(client, settings.redis.prefix)),
         )
@@ -273,7 +272,7 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     client = _redis(settings)
     stack.push_async_callback(client.aclose)
     worker_id = f"{socket.gethostname()}-{os.getpid()}"
-    rules = RedisRuleSource(client, settings.redis.prefix, seed, _check(settings), worker_id)
+    rules = RedisRuleSource(client, settings.redis.prefix, seed, settings.check_rules, worker_id)
     stack.push_async_callback(rules.close)
     await rules.start()
     limiter = RedisLimiter(client, settings.redis.prefix, local)
@@ -296,10 +295,6 @@ def _redis(settings: Settings) -> Redis:
         return connect(settings.redis.url)
     except ValueError as error:
         raise ConfigError(f"redis.url: {error}") from error
-
-
-def _check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
-    return functools.partial(check_targets, backends=tuple(settings.backends), tasks=tuple(settings.tasks))
 
 
 def _callers(settings: Settings) -> Mapping[str, Caller]:

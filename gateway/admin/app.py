@@ -24,7 +24,7 @@ from gateway.admin.models import (
 )
 from gateway.admin.problems import install_problems
 from gateway.core.errors import MalformedRequest, RevisionRequired, StaleRevision, UnknownRule
-from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules, rules_document, unrouted
+from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document, unrouted
 from gateway.ports import RuleStore
 
 PREFIX = "/admin/v1"
@@ -38,16 +38,15 @@ IfMatch = Annotated[str | None, Header(description="the revision that the change
 def create_admin_app(
     rule_store: RuleStore,
     admin_token: str,
-    known_backends: Collection[str],
+    check: Check,
     known_tasks: Collection[str],
     *,
     models: ModelPlane | None = None,
 ) -> FastAPI:
-    """The control plane over `rule_store`, and over `models` where it reaches servers. No `admin_token`: no entry."""
+    """The control plane over `rule_store`, and over `models` where it reaches servers. No `admin_token`: no entry.
 
-    def check(rules: Sequence[Rule]) -> None:
-        check_targets(rules, backends=known_backends, tasks=known_tasks)
-
+    `check` raises `RuleError` for rules that do not fit the configuration.
+    """
     app = FastAPI(
         title="Hybrid inference gateway: control plane",
         docs_url=None,

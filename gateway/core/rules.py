@@ -6,7 +6,7 @@ honour is refused by name: silence would be a wrong route.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
@@ -132,6 +132,20 @@ def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iter
                         f"rule '{rule.name}': {field}[{i}].backend: unknown backend '{target.backend}'"
                         + _suggest(target.backend, known_backends)
                     )
+
+
+def check_models(rules: Iterable[Rule], *, naming: Collection[str]) -> None:
+    """Raise `RuleError` for a rule that needs the caller to name a model, of a task not among `naming`, whose do."""
+    for rule in rules:
+        if rule.match.task in (ANY, *naming):
+            continue
+        told = f"callers of the task '{rule.match.task}' name no model"
+        if rule.match.model != ANY:
+            raise RuleError(f"rule '{rule.name}': match.model: {told}")
+        for field, targets in (("split", rule.split), ("fallback", rule.fallback)):
+            for i, target in enumerate(targets):
+                if target.model == ANY:
+                    raise RuleError(f"rule '{rule.name}': {field}[{i}].model: {told}, so '{ANY}' leads nowhere")
 
 
 def unrouted(rules: Iterable[Rule], tasks: Iterable[str]) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ async def workers(redis_client, redis_prefix):
 
 
 def over(store, token: str = TOKEN, sent: str | None = TOKEN) -> httpx.AsyncClient:
-    app = create_admin_app(store, token, KNOWN["backends"], KNOWN["tasks"])
+    app = create_admin_app(store, token, lambda r: check_targets(r, **KNOWN), KNOWN["tasks"])
     headers = {"authorization": f"Bearer {sent}"} if sent is not None else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers)

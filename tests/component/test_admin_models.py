@@ -92,7 +92,7 @@ class Plane:
             repositories={"triton": "/models"},
         )
         plane = ModelPlane(servers=servers, deploys=deploys, events=self.events)
-        app = create_admin_app(self.rules, TOKEN, ("triton", "local"), ("t",), models=plane)
+        app = create_admin_app(self.rules, TOKEN, lambda _: None, ("t",), models=plane)
         headers = {"authorization": f"Bearer {TOKEN}"}
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers)

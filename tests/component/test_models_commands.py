@@ -108,7 +108,7 @@ def plane(tmp_path, monkeypatch) -> Iterator[Served]:
         repositories={"triton": str(model.parent)},
     )
     deploys = Deploys(servers=servers, rules=stores, store=stores, outcomes=stores, check=lambda _: None)
-    app = create_admin_app(stores, TOKEN, ("triton",), (), models=ModelPlane(servers=servers, deploys=deploys))
+    app = create_admin_app(stores, TOKEN, lambda _: None, (), models=ModelPlane(servers=servers, deploys=deploys))
     config = uvicorn.Config(app, host=HOST, port=port, log_level="error", lifespan="off", ws="none")
     uvicorn_server = uvicorn.Server(config)
     thread = threading.Thread(target=uvicorn_server.run)

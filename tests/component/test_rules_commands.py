@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import uvicorn
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gateway.admin.app import create_admin_app
 from gateway.cli.rules import app
 from gateway.core.errors import StaleRevision
-from gateway.core.rules import RuleSet, parse_rules
+from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
 from gateway.ports import Applied
 from tests.kit.redis import HOST, free_port
 
@@ -60,7 +60,12 @@ class Served:
 @pytest.fixture(scope="module")
 def plane() -> Iterator[Served]:
     store, port = Store(), free_port()
-    served = create_admin_app(store, TOKEN, ("triton", "local"), ("embed",))
+    tasks = ("embed",)
+
+    def check(rules: Sequence[Rule]) -> None:
+        check_targets(rules, backends=("triton", "local"), tasks=tasks)
+
+    served = create_admin_app(store, TOKEN, check, tasks)
     server = uvicorn.Server(uvicorn.Config(served, host=HOST, port=port, log_level="error", lifespan="off", ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()

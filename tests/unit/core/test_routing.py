@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.routing import State, only, plan
-from gateway.core.rules import MAX_RULES, RuleError, RuleSet, check_targets, parse_rules, rules_document
+from gateway.core.rules import MAX_RULES, RuleError, RuleSet, check_models, check_targets, parse_rules, rules_document
 from gateway.core.types import Caller, InferenceRequest
 
 A1 = {"backend": "triton", "model": "m", "version": "1"}
@@ -121,6 +121,25 @@ def test_unknown_places_are_named(changed, text):
     with pytest.raises(RuleError) as refused:
         check_targets(rules, backends=("triton", "local", "llm"), tasks=("embed",))
     assert str(refused.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (
+            {"match": {"task": "embed", "model": "m"}},
+            "rule 'r': match.model: callers of the task 'embed' name no model",
+        ),
+        ({"split": [A1, {**B, "model": "*"}]}, "rule 'r': split[1].model: callers of the task 'embed' name no model"),
+        ({"fallback": [{**C, "model": "*"}]}, "rule 'r': fallback[0].model: callers of the task 'embed' name no"),
+    ],
+)
+def test_models_that_no_caller_names_are_refused(changed, text):
+    rules = parse_rules([rule(**changed)])
+    with pytest.raises(RuleError) as refused:
+        check_models(rules, naming=("tensor",))
+    assert str(refused.value).startswith(text)
+    check_models(rules, naming=("tensor", "embed"))
 
 
 def test_known_places_and_the_star_pass():
