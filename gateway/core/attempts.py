@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gateway.core import texts
 from gateway.core.errors import (
     BackendBroke,
     DeadlineExceeded,
@@ -157,7 +158,11 @@ def _nobody(plan: Plan) -> GatewayError:
 def named_by_caller(fault: Fault) -> Fault:
     """The fault of a call whose model and tensors are the caller's own: what does not fit is the caller's doing."""
     kinds = {FaultKind.UNKNOWN_MODEL: FaultKind.NO_SUCH_MODEL, FaultKind.MISFIT: FaultKind.REFUSED_INPUT}
-    return replace(fault, kind=kinds.get(fault.kind, fault.kind))
+    if fault.kind not in kinds:
+        return fault
+    # The message becomes the caller's; what was logged until now has the code before it.
+    message = fault.message if fault.reply is None else texts.triton_plain(fault.reply.text)
+    return replace(fault, kind=kinds[fault.kind], message=message)
 
 
 def _told(fault: Fault) -> GatewayError:

@@ -49,6 +49,11 @@ def shown(text: str) -> str:
     return one_line(_KEY.sub("***", _URL.sub("(address removed)", text)))
 
 
+def triton_plain(text: str) -> str:
+    """As `shown`, without Triton's request id: for callers who name the model themselves."""
+    return shown(_REQUEST_ID.sub("", text))
+
+
 def triton_shown(text: str) -> str:
     """As `shown`, without what Triton adds for its operators: request id, ensemble, and model names."""
     text = _ENSEMBLE.sub("", _REQUEST_ID.sub("", text[:MAX_REPLY]))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from gateway.core.errors import InvalidInput, UnknownModel
+from gateway.core.texts import triton_plain
 from gateway.core.types import Delta, Message, SequenceStep, Tensor, TensorPayload, Tensors
 from gateway.tasks import oip
 from gateway.tasks.contract import known_fields, tensors_of
@@ -70,7 +71,7 @@ class TensorTask:
         try:
             asked = read_document(model, document | {"parameters": parameters}, oip.Wire)
         except InferenceError as error:
-            raise InvalidInput(error.message, field="input.inputs") from error
+            raise InvalidInput(triton_plain(error.message), field="input.inputs") from error
         return named(model, version, asked)
 
     def payload(self, parsed: TensorInput) -> TensorPayload:

@@ -3,8 +3,10 @@
 import jsonschema
 import numpy as np
 import orjson
+import pytest
 
 from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.triton.faults import fault_of
 from gateway.core.tensors import from_numpy
 from gateway.core.types import Tensor, Tensors
 from gateway.tasks.tensor import TensorTask
@@ -55,7 +57,32 @@ async def test_what_is_wrong_is_named():
             reply = await gw.post(PATH, {"input": given})
             problem = reply.json()
             assert (reply.status_code, problem.get("errors", [{}])[0].get("field")) == (status, field), problem
+            assert "request id" not in problem["detail"]
         assert not triton.calls
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "status", "told"),
+    [
+        (
+            "NOT_FOUND",
+            "Request for unknown model: 'm' is not found",
+            404,
+            "Request for unknown model: 'm' is not found",
+        ),
+        (
+            "INVALID_ARGUMENT",
+            "[request id: r1] unexpected inference input 'X' for model 'm'",
+            422,
+            "unexpected inference input 'X' for model 'm'",
+        ),
+    ],
+)
+async def test_what_the_server_says_of_the_callers_model_is_plain(code, text, status, told):
+    triton = ScriptedBackend("triton", [fault_of(code, text)])
+    async with running([triton], rules=RULES, more_tasks={"tensor": TensorTask()}) as gw:
+        reply = await gw.post(PATH, {"input": INPUT})
+    assert (reply.status_code, reply.json()["detail"]) == (status, told)
 
 
 async def test_what_json_cannot_hold_is_a_clear_error():
