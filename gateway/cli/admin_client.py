@@ -79,7 +79,11 @@ def admin_of(url: str, token: str) -> Admin:
         stack = _stack()
         url, token = url or str(stack.get("admin_url", "")), token or str(stack.get("admin_token", ""))
     if not url:
-        raise Failure(f"no control plane: give --admin-url, or run `gateway up` (no {STACK_FILE})", EXIT_USAGE)
+        raise Failure(
+            f"no control plane: run `gateway up` (there is no {STACK_FILE} here), or give --admin-url or "
+            "GATEWAY_ADMIN_URL, as for a stack of another --run-dir",
+            EXIT_USAGE,
+        )
     if not token:
         raise Failure("no admin token: give --admin-token or set GATEWAY_ADMIN_TOKEN", EXIT_USAGE)
     return Admin(url, token)

@@ -261,7 +261,8 @@ def _see_through(
         typer.echo(f"{ended['model']}: version {serving} serves, {other} is retired")
         _advise(ended, serving, repositories)
         return
-    raise Failure(f"{ended['model']}: deploy {ended['id']} is {ended['status']}: {ended['reason']}", EXIT_REFUSED)
+    status = ended["status"].replace("_", " ")
+    raise Failure(f"{ended['model']}: deploy {ended['id']}: {status}: {ended['reason']}", EXIT_REFUSED)
 
 
 def _advise(ended: Mapping[str, Any], serving: str, repositories: Sequence[Path]) -> None:

@@ -253,7 +253,12 @@ def _print(made: MemoryPlan, console: Console) -> None:
         table.add_column(heading, justify="left" if heading in ("model", "alone") else "right")
     for model in made.models:
         table.add_row(model.name, *_cells(model, made))
-    console.print(table)
+    if made.models:
+        console.print(table)
+    else:
+        console.print(
+            "No model has instances on the GPU; `--set NAME.instances=1` asks what if one had.", soft_wrap=True
+        )
     budget = Table(title=f"of {made.gpu_bytes / GIB:.1f} GiB", title_justify="left")
     for heading in ("part", "needed", "budget", "used", "fits"):
         budget.add_column(heading, justify="left" if heading in ("part", "fits") else "right")

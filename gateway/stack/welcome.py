@@ -10,6 +10,7 @@ from typing import Any
 from gateway.stack import packages
 from gateway.stack.state import RunDir
 
+_FOUND_BY_COMMANDS = Path(".run")
 _EDGE = 224  # what image classifiers look at
 
 
@@ -20,25 +21,34 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
     if stack["llm_url"] is None:
         tries.pop()  # the chat would find nobody
     triton = stack["triton_grpc"] or "not running: the local runtime serves tensor tasks"
+    token = run.path / "admin-token"
+    is_found = run.path == _FOUND_BY_COMMANDS
     return [
         "",
         f"API      {data}",
         f"metrics  {stack['ops_url']}/metrics",
-        f"admin    {stack['admin_url']}/admin/v1   (token: {run.path / 'admin-token'})",
+        f"admin    {stack['admin_url']}/admin/v1   (token: {token})",
         f"Triton   {triton}",
         f"LLM      {stack['llm_url'] or 'not running'}",
         f"Redis    {stack['redis_url']}",
         f"key      {stack['key']}",
         "",
+        *(() if is_found else (*_found_by_environment(stack["admin_url"], token), "")),
         "Try:",
         *(f"  {call}" for call in tries),
         "",
     ]
 
 
+def _found_by_environment(admin_url: str, token: Path) -> list[str]:
+    """How commands such as `gateway rules` reach a stack whose folder they do not look into."""
+    exported = f"GATEWAY_ADMIN_URL={admin_url} GATEWAY_ADMIN_TOKEN=$(cat {shlex.quote(str(token.absolute()))})"
+    return ["For `gateway rules` and `gateway models`:", f"  export {exported}"]
+
+
 def how_to_stop(run: RunDir) -> str:
     """The command that stops the stack of this run directory."""
-    return "`make down`" if run.path == Path(".run") else f"`gateway down --run-dir {run.path}`"
+    return "`make down`" if run.path == _FOUND_BY_COMMANDS else f"`gateway down --run-dir {run.path}`"
 
 
 def calls(data_url: str, key: str, image: Path) -> list[str]:

@@ -206,7 +206,7 @@ def test_a_deploy_that_fails_ends_with_its_reason_and_sets_the_version_aside(pla
     plane.server.servers["b"].broken = {"2": "no memory"}
     done = plane.run("deploy", "m", str(build), "--hold-s", "0")
     assert done.exit_code == 1
-    assert "is failed: triton@b: load failed for model 'm': version 2" in done.stderr
+    assert ": failed: triton@b: load failed for model 'm': version 2" in done.stderr
     assert sorted(path.name for path in plane.model.iterdir()) == [".rolled-back-2", "1", "config.pbtxt"]
     assert plane.server.servers["a"].ready == {"1"}
 

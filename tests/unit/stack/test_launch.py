@@ -1,6 +1,7 @@
 import io
 import shlex
 import socket
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -147,12 +148,23 @@ def test_without_a_photo_a_picture_is_drawn(run, monkeypatch):
         assert image.convert("RGB").getpixel((223, 0)) == (223 * 255 // 224, 0, 128)
 
 
-def test_only_calls_that_work_are_shown(run):
-    class PortsOnly:
-        ports = Ports()
-        key = KEY
-        admin_token = KEY
+class PortsOnly:
+    ports = Ports()
+    key = KEY
+    admin_token = KEY
 
+
+def test_a_stack_that_commands_do_not_find_tells_how_they_do(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    usual = RunDir(Path(".run"))
+    usual.create()
+    stack = launch.stack_addresses(PortsOnly, parts.Found(parts=(), missing=()))
+    (line,) = [line for line in welcome.lines(stack, run) if "export" in line]
+    assert f"GATEWAY_ADMIN_URL={stack['admin_url']} GATEWAY_ADMIN_TOKEN=$(cat {run.path / 'admin-token'})" in line
+    assert not any("export" in line for line in welcome.lines(stack, usual))
+
+
+def test_only_calls_that_work_are_shown(run):
     stack = launch.stack_addresses(PortsOnly, parts.Found(parts=(), missing=()))
     assert not any("general_llm" in line for line in welcome.lines(stack, run))
     with_llm = {**stack, "llm_url": "http://127.0.0.1:1/v1"}
