@@ -128,7 +128,7 @@ async def test_a_browser_gives_its_key_as_a_protocol(caplog):
         ("/v2/models/m/infer", KEY, 404, "not_found"),
     ],
 )
-async def test_who_may_not_enter_gets_a_plain_answer(path, key, status, code):
+async def test_who_may_not_enter_gets_a_plain_answer(caplog, path, key, status, code):
     async with gateway(StatefulBackend("triton")) as gw:
         with pytest.raises(InvalidStatus) as refused:
             await opened(gw, path, key=key)
@@ -137,6 +137,7 @@ async def test_who_may_not_enter_gets_a_plain_answer(path, key, status, code):
         assert json.loads(answer.body)["code"] == code
         assert answer.headers["content-type"] == "application/problem+json"
         assert (await gw.http.get("/healthz/live")).status_code == 200
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_wrong_key_as_a_protocol_is_refused_too():
