@@ -106,14 +106,17 @@ class StreamEndpoint:
         headers = headers_of(scope)
         began_us = self._api.pipeline.clock()
         await receive()  # websocket.connect
+        caller, task = Caller(key_id="", tenant=""), None
         try:
-            opening = self._enter(scope, headers)
+            caller = self._caller(scope, headers)
+            task = self._api.task(scope["path_params"]["task"])
+            opening = _enter(headers, caller, task)
         except GatewayError as error:
             record = RequestRecord(
                 id=request_id(headers),
-                task="",
-                tenant="",
-                key_id="",
+                task=task.name if task else "",
+                tenant=caller.tenant,
+                key_id=caller.key_id,
                 total_us=self._api.pipeline.clock() - began_us,
                 error=error,
             )
@@ -129,25 +132,28 @@ class StreamEndpoint:
             await send({"type": "websocket.accept", "subprotocol": chosen, "headers": told})
             await Stream(self._api, opening, send).run(receive, draining)
 
-    def _enter(self, scope: Scope, headers: Headers) -> Opening:
-        """Who comes, and for what. Raises `GatewayError`."""
+    def _caller(self, scope: Scope, headers: Headers) -> Caller:
+        """Who comes. Raises `Unauthorized`."""
         # Browsers cannot set headers on a WebSocket: they offer the key as a second protocol.
         offered: list[str] = scope["subprotocols"]
         keys = (name.removeprefix(_BEARER) for name in offered if name.startswith(_BEARER))
         key = next(keys, None)
         authorization = headers.get("authorization") or (f"Bearer {key}" if key else None)
-        caller = self._api.keys.authenticate(authorization)
-        task = self._api.task(scope["path_params"]["task"])
-        authorize(caller, task.name)
-        if not task.contract.is_sequence:
-            raise NotFound(f"the task '{task.name}' has no stream: it keeps no state from request to request")
-        return Opening(
-            id=request_id(headers),
-            caller=caller,
-            task=task,
-            timeout_us=timeout_us(headers, task),
-            priority=priority(headers),
-        )
+        return self._api.keys.authenticate(authorization)
+
+
+def _enter(headers: Headers, caller: Caller, task: Task) -> Opening:
+    """What the socket is for. Raises `GatewayError`."""
+    authorize(caller, task.name)
+    if not task.contract.is_sequence:
+        raise NotFound(f"the task '{task.name}' has no stream: it keeps no state from request to request")
+    return Opening(
+        id=request_id(headers),
+        caller=caller,
+        task=task,
+        timeout_us=timeout_us(headers, task),
+        priority=priority(headers),
+    )
 
 
 class Stream:

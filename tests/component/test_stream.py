@@ -137,6 +137,7 @@ async def test_who_may_not_enter_gets_a_plain_answer(caplog, path, key, status, 
         assert json.loads(answer.body)["code"] == code
         assert answer.headers["content-type"] == "application/problem+json"
         assert (await gw.http.get("/healthz/live")).status_code == 200
+        assert all(bool(record.key_id) == (status != 401) for record in gw.seen.at_the_door)
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
