@@ -146,15 +146,18 @@ def _task_content() -> dict[str, Any]:
         "additionalProperties": False,
     }
     binary = {"type": "string", "format": "binary"}
+    texts = {"type": "array", "items": {"type": "string"}}
     upload = {
         "type": "object",
-        "description": "the fields of the task's input; `file` is another name for `image` or `audio`",
+        "description": "the fields of the task's input, lists as fields that come several times; `file` is another "
+        "name for `image` or `audio`",
         "properties": {
             "image": binary,
             "audio": binary,
             "file": binary,
             "top_k": {"type": "integer"},
-            "text": {"type": "string"},
+            "text": texts,
+            "labels": texts,
         },
     }
     return {

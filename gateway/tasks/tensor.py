@@ -46,12 +46,13 @@ class TensorTask:
     input_schema: Mapping[str, Any] = {
         "type": "object",
         "properties": {
-            "model": {"type": "string"},
-            "version": {"type": "string", "pattern": "^[0-9]*$"},
+            "model": {"type": "string", "description": "its name on the model servers"},
+            "version": {"type": "string", "pattern": "^[0-9]*$", "description": "default: the servers' choice"},
             "inputs": {"type": "array", "items": _tensor},
             "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
         },
         "required": ["model", "inputs"],
+        "additionalProperties": False,
     }
     output_schema: Mapping[str, Any] = {
         "type": "object",

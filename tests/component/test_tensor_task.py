@@ -104,3 +104,5 @@ async def test_it_is_listed_with_its_schemas():
         assert told["contract"] == "tensor"
         assert told["route"]["split"][0]["model"] == "*"
         jsonschema.Draft202012Validator.check_schema(told["input_schema"])
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**INPUT, "other": 1}, told["input_schema"])
