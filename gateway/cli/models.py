@@ -1,5 +1,6 @@
 """`gateway models`: the models of all servers; load, unload, deploy and roll back through the control plane."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,8 +91,11 @@ def load(
     """Load a model, or load it anew, on every server."""
     try:
         text = None if config is None else config.read_text(encoding="utf-8")
+        json.loads("{}" if text is None else text)
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"{config}: cannot be read", EXIT_USAGE) from error
+    except ValueError as error:  # servers say of a config.pbtxt only that they failed
+        raise Failure(f"{config}: is not JSON; `/v2/models/{model}/config` has the model's own", EXIT_USAGE) from error
     body = {"backend": backend, "config": text}
     _control(admin_of(admin_url, admin_token), model, "load", body)
 

@@ -169,6 +169,9 @@ def test_load_and_unload_say_what_each_server_did(plane, tmp_path):
     assert plane.server.servers["a"].ready == set()
     done = plane.run("load", "m", "--config", "nowhere.json")
     assert (done.exit_code, done.stderr) == (2, "nowhere.json: cannot be read\n")
+    done = plane.run("load", "m", "--config", str(plane.model / "config.pbtxt"))
+    assert done.exit_code == 2
+    assert "is not JSON" in done.stderr
 
 
 def test_a_deploy_puts_the_folder_there_and_sees_it_through(plane, build):
