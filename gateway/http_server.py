@@ -267,12 +267,6 @@ class WebSocket(WebSocketsSansIOProtocol):
         self.scope["extensions"] = {**(self.scope["extensions"] or {}), **ours}
         await super().run_asgi()
 
-    async def send(self, message: Any) -> None:
-        """A plain answer ends the handshake, too: uvicorn would log an error for everyone who may not enter."""
-        await super().send(message)
-        if self.initial_response is not None and self.close_sent:
-            self.handshake_complete = True
-
     def shutdown(self) -> None:
         """The server stops: the application finishes, and closes by itself, within the drain time."""
         if self.handshake_complete and not self.close_sent:

@@ -9,6 +9,7 @@ import grpc.aio
 
 from gateway.backends.grpc.headers import MAX_DETAILS, GrpcError
 from gateway.backends.grpc.http2 import MAX_BLOCK
+from gateway.backends.grpc.stream import SETTLE_S
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # gRPC's own back-off keeps a restarted Triton away for 3 s; with these it was back in 0.14 s.
@@ -64,9 +65,11 @@ class AioChannel:
         self, path: bytes, message: bytes, *, timeout_s: float, metadata: Sequence[tuple[bytes, bytes]] = ()
     ) -> bytes:
         """The answer to one message. Raises `GrpcError`; cancelling the wait cancels the call at the server."""
-        call = self._call(path, is_stream=False)
+        begin = self._call(path, is_stream=False)
+        call = begin(message, timeout=timeout_s + SETTLE_S, metadata=_text(metadata))
+        await _ended(call, timeout_s)
         try:
-            answer: bytes = await call(message, timeout=timeout_s, metadata=_text(metadata))
+            answer: bytes = await call
         except grpc.aio.AioRpcError as error:
             raise _error(error) from error
         except asyncio.CancelledError as error:
@@ -109,6 +112,28 @@ class AioChannel:
             make = self._channel.stream_stream if is_stream else self._channel.unary_unary
             call = self._calls[path, is_stream] = make(path.decode())
         return call
+
+
+async def _ended(call: Any, timeout_s: float) -> None:
+    """Wait for the call; where nobody waits any more, the server is told so, but not too early (see `SETTLE_S`)."""
+    loop = asyncio.get_running_loop()
+    settled_at = loop.time() + SETTLE_S
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: Any) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    call.add_done_callback(wake)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ended
+    except TimeoutError:
+        loop.call_at(settled_at, call.cancel)
+        raise GrpcError("DEADLINE_EXCEEDED", "Deadline Exceeded") from None
+    except asyncio.CancelledError:
+        loop.call_at(settled_at, call.cancel)
+        raise
 
 
 def _text(metadata: Sequence[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:

@@ -14,7 +14,7 @@ from typing import Final, cast
 from gateway.backends.grpc import http2
 from gateway.backends.grpc.headers import GrpcError, RequestHeaders, reset_error
 from gateway.backends.grpc.http2 import ErrorCode, Http2Error
-from gateway.backends.grpc.stream import PREFIX, WINDOW, Stream
+from gateway.backends.grpc.stream import PREFIX, SETTLE_S, WINDOW, Stream
 
 MAX_FRAME: Final = 1024 * 1024  # of the server's: fewer, larger parts
 REGRANT: Final = 2**30  # received on the whole connection before its window, the largest there is, is made whole again
@@ -118,7 +118,8 @@ class Connection(asyncio.Protocol):
         if self._alarm is None:
             self._heard_at = self._loop.time()
             self._alarm = self._loop.call_later(SILENCE_S, self._watch)
-        block = self._requests.block(path, int((deadline - self._loop.time()) * 1e6), metadata)
+        # The server may hear of an end only through us (see `SETTLE_S`); its own deadline is for when we are gone.
+        block = self._requests.block(path, int((deadline - self._loop.time() + SETTLE_S) * 1e6), metadata)
         size = sum(map(len, messages)) + PREFIX.size * len(messages)
         is_whole = size <= min(WHOLE_BYTES, self._max_frame, self._send_window, stream.send_window)
         is_whole = is_whole and not self._is_paused and not self._sending and len(block) <= self._max_frame
@@ -293,7 +294,7 @@ class Connection(asyncio.Protocol):
         for message in messages:
             parts.append(PREFIX.pack(0, len(message)))
             parts.append(message)
-        stream.has_sent_all = True
+        stream.mark_sent()
         stream.send_window -= size
         self._send_window -= size
         self._write(b"".join(parts))

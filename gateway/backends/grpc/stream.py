@@ -11,6 +11,10 @@ from gateway.backends.grpc.http2 import ErrorCode, Http2Error
 
 WINDOW: Final = 1024 * 1024  # bytes that a server may send of one call unread
 MAX_MESSAGE: Final = 2**31 - 1 - WINDOW  # the window opens for a whole message, and no window may be larger than 2^31-1
+# A request that is cancelled, or whose time is over, while Triton takes it on or sends its answer can crash Triton
+# (2.51: signal 11 after some thousands). So a call is given this long, within which most that are as short have ended,
+# before the server hears that nobody waits for it.
+SETTLE_S: Final = 0.02
 PREFIX: Final = Struct(">BL")  # of a message: whether compressed, and its length
 _PREFIX_BYTES: Final = PREFIX.size
 
@@ -41,11 +45,13 @@ class Stream:
         "_granted",
         "_has_head",
         "_held",
+        "_is_quitting",
         "_is_unary",
         "_loop",
         "_max_message",
         "_messages",
         "_parts",
+        "_sent_at",
         "_timer",
         "_to_grant",
         "_unsent",
@@ -63,6 +69,8 @@ class Stream:
         self.send_window = 0
         self.has_sent_all = False
         self._wire = wire
+        self._sent_at = 0.0
+        self._is_quitting = False  # nobody waits any more, and the server is yet to be told
         self._is_unary = is_unary
         self._max_message = max_message
         self._loop = asyncio.get_running_loop()
@@ -82,7 +90,7 @@ class Stream:
 
     async def only(self) -> bytes:
         """The one message of a unary call, once its status has come. Raises `GrpcError`."""
-        if not self.is_ended:
+        if not self.is_ended and self._error is None:
             await self._wait()
         if self._error is not None:
             raise self._error
@@ -106,11 +114,12 @@ class Stream:
         return message
 
     def end(self) -> None:
-        """The caller is done: a server that is not, is told so at once."""
+        """The caller is done: a server that is not, is told so once it has had the request for `SETTLE_S`."""
+        if self._is_quitting:
+            return
         self._timer.cancel()
         if not self.is_ended:
-            self.is_ended = True
-            self._wire.leave(self, ErrorCode.CANCEL)
+            self._quit()
 
     # --- the connection's side --------------------------------------------------------------------
 
@@ -140,7 +149,7 @@ class Stream:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
         if padding:
             self._grant(padding)
-        if size:
+        if size and not self._is_quitting:
             self._parts.append(part)
             self._held += size
             if self._held >= (_PREFIX_BYTES if self._body_size < 0 else self._body_size):
@@ -165,8 +174,14 @@ class Stream:
                 part = part[: size - taken]
             taken += len(part)
             parts.append(part)
-        self.has_sent_all = not self._unsent
+        if not self._unsent:
+            self.mark_sent()
         return taken, parts
+
+    def mark_sent(self) -> None:
+        """All of the request has been written."""
+        self.has_sent_all = True
+        self._sent_at = self._loop.time()
 
     def fail(self, error: GrpcError, code: ErrorCode = ErrorCode.CANCEL) -> None:
         """End with this error, and tell the server."""
@@ -244,7 +259,24 @@ class Stream:
             self._waiter.set_result(None)
 
     def _expire(self) -> None:
-        self.fail(GrpcError("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+        if not self.is_ended:
+            self._error = GrpcError("DEADLINE_EXCEEDED", "Deadline Exceeded")
+            self._quit()
+            self._wake()
+
+    def _quit(self) -> None:
+        """What comes now is for nobody. A request that is not all sent is none yet, and ends at once."""
+        self._is_quitting = True
+        self._parts.clear()
+        left_s = self._sent_at + SETTLE_S - self._loop.time() if self.has_sent_all else 0
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._drop)
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
+        if not self.is_ended:
+            self._finish(None, ErrorCode.CANCEL)
 
     def _finish(self, error: GrpcError | None, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         self.is_ended = True
@@ -252,7 +284,8 @@ class Stream:
         self._wire.leave(self, code)
 
     def _end_with(self, error: GrpcError | None) -> None:
-        self._error = error
+        if not self._is_quitting:
+            self._error = error
         self._parts.clear()
         self._unsent.clear()
         self._wake()

@@ -367,7 +367,8 @@ async def test_calls_beyond_the_servers_number_wait_their_turn():
         await channel.close()
 
 
-async def test_room_that_comes_for_a_call_that_is_leaving_goes_to_the_next():
+async def test_room_that_comes_for_a_call_that_is_leaving_goes_to_the_next(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "SETTLE_S", 0)
     async with RawServer(None, settings={http2.MAX_CONCURRENT_STREAMS: 1}) as server:
         channel = GrpcChannel(server.target)
         first, second, third = (call(channel, body) for body in (b"1", b"2", b"3"))
@@ -433,6 +434,40 @@ async def test_a_large_request_that_waits_holds_up_no_small_one():
         assert server.kinds(http2.RST_STREAM) == [(http2.RST_STREAM, 0, 1, number(ErrorCode.CANCEL))]
         server.write(frame(http2.WINDOW_UPDATE, 0, 1, number(5)) + answer(1))  # it did not know yet
         assert await call(channel, b"small") == b"answer"
+        await channel.close()
+
+
+async def test_a_server_is_not_told_at_once_that_nobody_waits_any_more(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "SETTLE_S", LONG_S)
+    async with RawServer() as server:
+        channel = GrpcChannel(server.target)
+        await call(channel)
+        server.reply = None
+        left, late, other = call(channel), call(channel, timeout_s=0.01), call(channel)
+        await until(lambda: len(server.requests) == 4)
+        left.cancel()
+        assert (await failure(late)).code == "DEADLINE_EXCEEDED"
+        server.write(answer(3) + answer(5, bytes(100_000)) + answer(7))  # as if all three were waited for
+        assert await other == b"answer"
+        assert left.cancelled()
+        server.reply = answer
+        assert await call(channel) == b"answer"
+        assert not server.kinds(http2.RST_STREAM)
+        await channel.close()
+
+
+async def test_a_server_is_told_when_it_has_had_the_request_for_long_enough(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "SETTLE_S", 0.01)
+    async with RawServer() as server:
+        channel = GrpcChannel(server.target)
+        await call(channel)
+        server.reply = None
+        left, late = call(channel), call(channel, timeout_s=0.005)
+        await until(lambda: len(server.requests) == 3)
+        left.cancel()
+        assert (await failure(late)).code == "DEADLINE_EXCEEDED"
+        await until(lambda: len(server.kinds(http2.RST_STREAM)) == 2)
+        assert {one[3] for one in server.kinds(http2.RST_STREAM)} == {number(ErrorCode.CANCEL)}
         await channel.close()
 
 
