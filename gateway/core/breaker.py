@@ -5,9 +5,10 @@ models: that nobody answers there.
 
 closed -> open after `FAILURES_TO_OPEN` blamed failures of requests, or of probes, in a row, or at once when a probe
 finds nobody there or when a model's process has died; open -> half-open after `COOL_DOWN_US`: a single request may
-try, and its outcome decides; open -> closed when a probe succeeds, if probes are what opened it or had found the
-backend away. Probes run every second, so a returned backend is used again within that time. A backend that answers
-wrongly looks healthy to a probe: only a request can close that breaker.
+try, and its outcome decides; open -> closed when a probe succeeds, if probes are what opened it, or if the backend was
+found away, be it by a probe or by a request that met nobody at the server's address. Probes run every second, so a
+returned backend is used again within that time. A backend that answers wrongly looks healthy to a probe: only a request
+can close that breaker.
 """
 
 from collections.abc import Collection, Mapping
@@ -52,8 +53,8 @@ class Breaker:
             return self
         return replace(self, trial_until_us=now_us + within_us)
 
-    def failed(self, now_us: int, *, fault: FaultKind, dead_model: str = "") -> "Breaker":
-        """A request failed, and that is the backend's fault."""
+    def failed(self, now_us: int, *, fault: FaultKind, dead_model: str = "", is_server: bool = False) -> "Breaker":
+        """A request failed, and that is the backend's fault; `is_server`: it found nobody at the address."""
         failures = FAILURES_TO_OPEN if fault is FaultKind.DEAD else self.failures + 1
         opens = failures >= FAILURES_TO_OPEN or self.open_until_us is not None
         open_until_us = now_us + COOL_DOWN_US if opens else None
@@ -63,6 +64,7 @@ class Breaker:
             open_until_us=open_until_us,
             trial_until_us=0,
             reason=fault.value,
+            is_away=self.is_away or is_server,
             dead_model=dead_model or self.dead_model,
         )
 
@@ -78,7 +80,7 @@ class Breaker:
         """The backend is there: that clears what probes had seen, and what requests saw while it was away."""
         if self.open_until_us is not None and (self.is_away or self.failures < FAILURES_TO_OPEN):
             return _CLOSED
-        return replace(self, probe_failures=0)
+        return replace(self, probe_failures=0, is_away=False)
 
     def began(self) -> "Breaker":
         """A request began to be answered: an open breaker closes, but one more failure opens it again."""
@@ -122,7 +124,8 @@ class BreakerBoard:
     def failed(self, place: Place, *, now_us: int, fault: Fault) -> None:
         """It failed, and that is the backend's fault: the model's there, or the whole server's."""
         place = server_of(place) if fault.is_server else place
-        self._put(place, self.of(place).failed(now_us, fault=fault.kind, dead_model=fault.dead_model))
+        failed = self.of(place).failed(now_us, fault=fault.kind, dead_model=fault.dead_model, is_server=fault.is_server)
+        self._put(place, failed)
 
     def healed(self, place: Place) -> None:
         """What was broken there has been made anew."""

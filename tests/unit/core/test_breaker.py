@@ -210,6 +210,14 @@ def test_a_server_that_is_away_takes_all_its_models_along_and_no_other_replica()
     assert board.why_not(ELSEWHERE, 2) is None
 
 
+def test_a_server_that_requests_alone_found_away_is_back_when_a_probe_finds_it():
+    board = BreakerBoard()
+    for _ in range(FAILURES_TO_OPEN):
+        board.failed(HERE, now_us=1, fault=AWAY)
+    board.probed(server_of(HERE), now_us=2, fault=None)  # it was away for less than a round of probes
+    assert board.why_not(HERE, 3) is None
+
+
 def test_one_trial_decides_for_a_whole_server():
     board = BreakerBoard()
     for _ in range(FAILURES_TO_OPEN):
@@ -221,3 +229,11 @@ def test_one_trial_decides_for_a_whole_server():
     board.answered(NEIGHBOUR)
     assert board.why_not(HERE, later_us + 2) is None
     assert board.of(server_of(HERE)).failures == 0
+
+
+def test_one_request_that_found_nobody_is_forgotten_with_the_next_good_probe():
+    board = BreakerBoard()
+    board.failed(HERE, now_us=1, fault=AWAY)
+    board.probed(server_of(HERE), now_us=2, fault=None)
+    board.probed(server_of(HERE), now_us=3, fault=FaultKind.TIMEOUT)  # slow, not away
+    assert board.why_not(HERE, 4) is None
