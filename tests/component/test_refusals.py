@@ -108,11 +108,6 @@ async def test_a_multipart_body_that_was_cut_is_a_400(gw, cut):
 
 
 @pytest.mark.parametrize(
-<<<<<<< HEAD
-    "parts", [b"[]," * 400_000 + b"[]", b"1," * 1_100_000 + b"1", b'{"":0' + b',"b":1' * 2**18 + b"}"]
-)
-async def test_json_of_very_many_parts_is_refused_before_it_is_parsed(gw, parts):
-=======
     ("fields", "files", "query"),
     [
         ({"image": "AAAA"}, [("image", b"x")], ""),
@@ -153,8 +148,10 @@ async def test_an_address_in_the_place_of_an_image_is_told_so(gw):
     assert "not fetched" in answer.json()["detail"]
 
 
-async def test_json_of_very_many_parts_is_refused_before_it_is_parsed(gw):
->>>>>>> 5bc2484 (Forms: a field given several times is a list, two files for one field are refused; refusals say what is taken)
+@pytest.mark.parametrize(
+    "parts", [b"[]," * 400_000 + b"[]", b"1," * 1_100_000 + b"1", b'{"":0' + b',"b":1' * 2**18 + b"}"]
+)
+async def test_json_of_very_many_parts_is_refused_before_it_is_parsed(gw, parts):
     gw.http.timeout = 10
     body = b'{"input": {"text": [' + parts + b"]}}"
     answer = await gw.http.post(EMBED, content=body, headers={"content-type": "application/json"})
