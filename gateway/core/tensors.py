@@ -62,7 +62,7 @@ def check(tensor: Tensor) -> None:
         expected = _elements(tensor.shape)
         if expected * _LENGTH.size > size:
             raise ValueError(_mismatch(tensor, f"at least {expected * _LENGTH.size} bytes"))
-        found = sum(1 for _ in _unframe(tensor))
+        found = sum(1 for _ in element_spans(tensor.name, tensor.data))
         if found != expected:
             raise ValueError(_mismatch(tensor, f"{expected} elements"))
         return
@@ -82,7 +82,8 @@ def to_numpy(tensor: Tensor) -> Array:
         check(tensor)
         return np.frombuffer(tensor.data, dtype=DTYPES[tensor.datatype]).reshape(tensor.shape)
     expected = _elements(tensor.shape)
-    elements = list(_unframe(tensor))
+    view = memoryview(tensor.data)
+    elements = [bytes(view[start:end]) for start, end in element_spans(tensor.name, tensor.data)]
     if len(elements) != expected:
         raise ValueError(_mismatch(tensor, f"{expected} elements"))
     array = np.empty(expected, dtype=np.object_)
@@ -115,18 +116,17 @@ def _elements(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def _unframe(tensor: Tensor) -> Iterator[bytes]:
-    """The elements of a BYTES tensor; ValueError where a length points past the end."""
-    view = memoryview(tensor.data)
-    at, end = 0, len(view)
+def element_spans(name: str, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Where each element of the BYTES tensor `name` begins and ends; ValueError where a length points past the end."""
+    at, end = 0, len(data)
     while at < end:
         start = at + _LENGTH.size
         if start > end:
-            raise ValueError(f"tensor '{tensor.name}': {end - at} trailing bytes after the last element")
-        at = start + _LENGTH.unpack_from(view, at)[0]
+            raise ValueError(f"tensor '{name}': {end - at} trailing bytes after the last element")
+        at = start + _LENGTH.unpack_from(data, at)[0]
         if at > end:
-            raise ValueError(f"tensor '{tensor.name}': an element is longer than the data left")
-        yield bytes(view[start:at])
+            raise ValueError(f"tensor '{name}': an element is longer than the data left")
+        yield start, at
 
 
 def _frame(name: str, array: Array) -> bytes:

@@ -4,14 +4,14 @@ The protocol itself is the local runtime's code (`local_runtime.protocol`): one 
 """
 
 import re
-import struct
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from gateway.core.models import ModelFacts
-from gateway.core.tensors import BF16, BYTES, to_numpy
+from gateway.core.tensors import BF16, BYTES, element_spans, to_numpy
 from gateway.core.types import SequenceStep, Tensor, TensorPayload
 from local_runtime.messages import ModelMetadata, TensorMetadata
 from local_runtime.protocol.oip_json import Asked, Output
@@ -22,7 +22,6 @@ MAX_NAME_BYTES: Final = 255  # a model is a folder, and no file system takes lon
 _UNSAFE: Final = re.compile(r"[/\\\x00-\x1f\x7f]")
 # What JSON has no number for, in the words of protobuf's JSON form (protobuf.dev/programming-guides/json).
 _WORDS: Final = {np.inf: "Infinity", -np.inf: "-Infinity"}
-_LENGTH: Final = struct.Struct("<I")
 
 
 class Wire:
@@ -122,10 +121,7 @@ def documents(tensors: Iterable[Tensor]) -> list[Mapping[str, Any]]:
 
 def _elements(name: str, raw: bytes | memoryview, *, most: int) -> int:
     """How many elements of BYTES there are; of more than `most` those beyond are not counted."""
-    count, at, end = 0, 0, len(raw)
-    while at < end and count <= most:
-        at += _LENGTH.size + (_LENGTH.unpack_from(raw, at)[0] if at + _LENGTH.size <= end else 0)
-        if at > end:
-            raise Malformed(f"unexpected end of string elements for inference input '{name}'")
-        count += 1
-    return count
+    try:
+        return sum(1 for _ in islice(element_spans(name, raw), most + 1))
+    except ValueError as error:  # in Triton's words
+        raise Malformed(f"unexpected end of string elements for inference input '{name}'") from error
