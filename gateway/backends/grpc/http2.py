@@ -43,7 +43,6 @@ WITH_PRIORITY: Final = 32
 _NOT_PLAIN: Final = END_HEADERS | PADDED | WITH_PRIORITY  # of HEADERS that are their block and no more: END_HEADERS
 
 # Settings.
-HEADER_TABLE_SIZE: Final = 1
 ENABLE_PUSH: Final = 2
 MAX_CONCURRENT_STREAMS: Final = 3
 INITIAL_WINDOW_SIZE: Final = 4

@@ -255,6 +255,8 @@ class TritonReplica:
         await asyncio.wait({asking}, timeout=left_s)
         if not asking.done():
             raise BackendError(Fault(kind=FaultKind.TIMEOUT, message=f"model '{model}' could not be asked about"))
+        if asking.cancelled():
+            raise BackendError(Fault(kind=FaultKind.UNAVAILABLE, message="the connection was closed", is_server=True))
         return asking.result()
 
     def _start_asking(self, key: tuple[str, str]) -> "asyncio.Task[_Known]":

@@ -395,6 +395,16 @@ async def test_a_server_that_does_not_describe_its_model_takes_no_more_than_the_
         servicer.may_describe.set()
 
 
+async def test_a_call_that_waits_for_facts_ends_with_the_connection():
+    async with served() as (backend, servicer, _):
+        servicer.may_describe.clear()
+        waiting = asyncio.create_task(fault_of(backend))
+        await until(lambda: servicer.described)
+        await backend.close()
+        assert (await waiting).kind is FaultKind.UNAVAILABLE
+        servicer.may_describe.set()
+
+
 # --- a process that has died ----------------------------------------------------------------------
 
 
