@@ -135,7 +135,7 @@ def _local(repository: Path, free: ports.Ports) -> tuple[tuple[str, ...], dict[s
 def _wait_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             urllib.request.urlopen(f"http://{server.http}/v2/health/ready", timeout=5).close()
             return
         time.sleep(0.05)
