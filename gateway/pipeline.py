@@ -211,7 +211,10 @@ class Pipeline:
             if request.model:
                 failed.fault = attempts.named_by_caller(failed.fault)
             if attempts.blames_backend(
-                failed.fault, waited_us=walk.last_wait_us, attempt_timeout_us=task.attempt_timeout_us
+                failed.fault,
+                waited_us=walk.last_wait_us,
+                attempt_timeout_us=task.attempt_timeout_us,
+                is_named_by_caller=bool(request.model),
             ):
                 self.board.failed(step.place, now_us=self.clock(), fault=failed.fault)
             else:

@@ -133,13 +133,18 @@ def _kills(faults: Sequence[Fault]) -> bool:
     return sum(fault.kind is FaultKind.DEAD for fault in faults) >= MAX_DEAD
 
 
-def blames_backend(fault: Fault, *, waited_us: int, attempt_timeout_us: int) -> bool:
+def blames_backend(fault: Fault, *, waited_us: int, attempt_timeout_us: int, is_named_by_caller: bool = False) -> bool:
     """Whether a breaker counts `fault`.
+
+    A wrong answer of a model that the caller names is not counted: what it answers depends on what it was sent, and one
+    caller's odd input must not take the model away from all others.
 
     A timeout is the backend's only if it was waited for as long as an attempt may take (`waited_us` is the last wait,
     ours for the backend): a caller's own short timeout, or a caller that reads slowly, must not open a breaker.
     """
     if fault.kind is FaultKind.TIMEOUT and waited_us < attempt_timeout_us - TIMER_SLACK_US:
+        return False
+    if is_named_by_caller and fault.kind is FaultKind.BROKEN:
         return False
     return CONSEQUENCES[fault.kind].blames_backend
 

@@ -89,6 +89,12 @@ def test_whose_fault_it_is(kind, waited_us, blamed):
     assert blames_backend(fault, waited_us=waited_us, attempt_timeout_us=300_000) is blamed
 
 
+@pytest.mark.parametrize(("kind", "blamed"), [(FaultKind.BROKEN, False), (FaultKind.UNAVAILABLE, True)])
+def test_a_wrong_answer_of_a_model_that_callers_name_opens_no_breaker(kind, blamed):
+    fault = Fault(kind=kind, message="x")
+    assert blames_backend(fault, waited_us=0, attempt_timeout_us=1, is_named_by_caller=True) is blamed
+
+
 def test_retry_after_is_the_backends_own():
     fault = Fault(kind=FaultKind.OVERLOADED, message="m", retry_after_us=7_000_000)
     told = next_attempt(plan(A), [fault], now_us=0, deadline_us=10**6, attempt_timeout_us=10**5)
