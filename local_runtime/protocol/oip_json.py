@@ -19,6 +19,7 @@ from local_runtime.protocol.oip_values import from_json, to_json
 from local_runtime.scheduling.validation import datatype_of
 
 MAX_NAME = 1024  # characters of an id or a tensor's name: they come back in errors, which are sent as headers
+MAX_CLASSES = 2**31 - 1  # no model has as many
 MAX_TENSORS = 4096  # inputs or outputs of a request: the widest tables of features have some hundreds
 
 _INTEGERS = frozenset({int})  # and not bool, which is one of their subclasses
@@ -309,7 +310,7 @@ def _outputs(tensors: Sequence[Any]) -> tuple[tuple[str, ...], Mapping[str, bool
         if "binary_data" in parameters:
             binary[name] = flag("binary_data", parameters["binary_data"])
         count = parameters.get("classification", 0)
-        if type(count) is not int or count < 0:
+        if type(count) is not int or not 0 <= count <= MAX_CLASSES:
             raise Malformed(f"parameter 'classification' of output '{name}' must be a whole number above 0")
         if count:
             classes[name] = count

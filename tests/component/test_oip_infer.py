@@ -271,6 +271,7 @@ STRANGE: list[Any] = [
     ({"inputs": [{**body()["inputs"][0], "name": "a" * 1025}]}, "inputs"),
     ({"inputs": [], "outputs": [{"name": "a" * 1025}]}, "outputs"),
     ({"inputs": [{}] * 4097}, "inputs"),
+    ({"inputs": [], "outputs": [{"name": "Y", "parameters": {"classification": 2**63}}]}, "classification"),
     ({"inputs": [], "outputs": [{}] * 4097}, "outputs"),
     ({"inputs": [], "parameters": {str(number): 1 for number in range(1025)}}, "parameters"),
     ({"inputs": body([], [500_001], "BYTES")["inputs"]}, "X"),
