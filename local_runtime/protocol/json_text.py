@@ -13,7 +13,7 @@ from local_runtime.protocol.error_texts import safe_text
 # NaN among them) on one core of 2.5 GHz, during which nothing else is answered. Flat lists of numbers cost a tenth.
 MAX_CONTAINERS: Final = 500_000
 # The same of members' names, and of values: a 32 MiB body has fewer numbers that are worth their digits.
-MAX_NAMES: Final = 1_000_000
+MAX_NAMES: Final = 500_000
 MAX_VALUES: Final = 4_000_000
 _BOUNDS: Final = ((b"[{", MAX_CONTAINERS), (b":", MAX_NAMES), (b",", MAX_VALUES))
 _MIN_INT64 = -(2**63)
