@@ -293,6 +293,26 @@ async def test_load_spreads_evenly(walk, servers):
     assert 0.9 < one / other < 1.1
 
 
+async def test_who_leaves_the_gateways_queue_never_reaches_a_server(walk, servers):
+    async def answered():
+        return sum([await walk.answered(one.server.grpc, "slow") for one in servers])
+
+    gate = walk.pipeline.gates["triton"] = Gate(max_in_flight=1, max_queue_size=100)
+    before = await answered()
+    sent = [asyncio.create_task(walk.ask("slow", number)) for number in range(2)]  # one for each server
+    await until(lambda: sum(gate.load(one.server.grpc) for one in servers) == 2)
+    waiting = [asyncio.create_task(walk.ask("slow", number)) for number in range(10)]
+    await until(lambda: sum(gate.waiting().values()) == 10)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not gate.waiting()
+    await asyncio.gather(*sent)
+    await walk.ask("slow", 5)
+    assert await answered() == before + 3
+    assert not walk.failed
+
+
 async def test_a_killed_server_costs_no_request_and_returns(walk, servers):
     victim = servers[0]
     async with walk.under_load("next", per_second=200):
