@@ -12,6 +12,7 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.api.endpoint import DEPARTURE, Departure
@@ -225,6 +226,8 @@ class WebSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         """The application's word; after its answer to the handshake the first frames can be taken."""
+        if self.close_sent:  # by the server itself, for want of a pong, which the application learns only later
+            raise ClientDisconnected
         await super().send(message)
         self.handshake_complete |= self.close_sent  # also by a refusal, which the original logs as an error
         self._go_on()

@@ -437,6 +437,30 @@ async def test_a_peer_that_has_to_wait_is_not_taken_for_a_dead_one(monkeypatch):
         assert [(await told(ws))["output"]["total"] for _ in range(40)] == list(range(1, 41))
 
 
+async def test_an_answer_to_a_peer_that_was_just_let_go_is_no_error(monkeypatch, caplog):
+    protocols = []
+    begin = http_server.WebSocket.connection_made
+    monkeypatch.setattr(
+        http_server.WebSocket,
+        "connection_made",
+        lambda self, transport: (protocols.append(self), begin(self, transport)),
+    )
+    triton = StatefulBackend("triton")
+    triton.held = asyncio.Event()
+    async with gateway(triton) as gw, opened(gw, ping_interval=None) as ws:
+        await ws.send(chunk(1))
+        await until(lambda: triton.calls)
+        (protocol,) = protocols
+        with monkeypatch.context() as held:
+            held.setattr(protocol.transport, "close", lambda: None)  # what was written before is still under way
+            protocol.keepalive_timeout()
+            triton.held.set()
+            await until(lambda: gw.seen.records and not protocol.tasks)
+        protocol.transport.close()
+        assert (await closed(ws))[0] == 1011
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):
     monkeypatch.setattr("gateway.http_server.WRITE_TIMEOUT_S", 0.1)
     async with gateway(StatefulBackend("triton")) as gw:
