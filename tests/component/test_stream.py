@@ -426,13 +426,13 @@ async def test_a_peer_that_does_not_answer_pings_is_let_go(monkeypatch):
 
 
 async def test_a_peer_that_has_to_wait_is_not_taken_for_a_dead_one(monkeypatch):
-    monkeypatch.setattr("gateway.http_server.PING_S", 0.02)
+    monkeypatch.setattr("gateway.http_server.PING_S", 0.1)
     triton = StatefulBackend("triton")
     triton.held = asyncio.Event()
     async with gateway(triton, timeout_us=60_000_000) as gw, opened(gw, ping_interval=None) as ws:
         await send_all(ws, [chunk(1)] * 40)
         await until(lambda: triton.calls)
-        await asyncio.sleep(0.3)  # many times as long as a pong may take, and nobody reads it
+        await asyncio.sleep(0.6)  # many times as long as a pong may take, and nobody reads it
         triton.held.set()
         assert [(await told(ws))["output"]["total"] for _ in range(40)] == list(range(1, 41))
 
