@@ -17,7 +17,8 @@ from gateway.core.errors import BackendError, Fault
 from gateway.core.types import Place
 from gateway.ports import Backend, EventLog, HealthObserver, Leases, ModelServer
 
-LEASE_S: Final = 30.0  # how long no other tries after one has; also how long the others may learn that it was healed
+LEASE_S: Final = 30.0  # how long no other tries while one does, and after one has failed
+HEARD_S: Final = 5.0  # how long the others, who ask once a second, may learn that it was healed; then it may die again
 RENEW_S: Final = 10.0  # a load may take longer than the lease
 CLOSE_S: Final = 5.0  # a heal under way is let finish at a stop: half of it is a model that is not there
 HEALED: Final = "healed"
@@ -87,7 +88,7 @@ class Healer:
         outcome = _outcome(fault)
         word = f"{outcome} {uuid.uuid4()}"
         self._heard[place] = word
-        await self._leases.keep(lease, LEASE_S, word=word)
+        await self._leases.keep(lease, LEASE_S if fault else HEARD_S, word=word)
         if fault is None:
             self._close_breakers(place)
         await self._tell(place, outcome, fault)
