@@ -28,32 +28,13 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from gateway.backends.grpc.aio import CHANNEL_OPTIONS
 from gateway.backends.grpc.channel import GrpcChannel
+from tests.bench.tensors import CONFIG, MODEL
 from tests.kit.servers import running
 
 ROUNDS = 5
 IN_FLIGHT = (1, 16, 64)
 METHOD = b"/inference.GRPCInferenceService/ModelInfer"
 TIMEOUT_S = 10.0
-CONFIG = """
-name: "identity"
-backend: "python"
-max_batch_size: 64
-input { name: "X" data_type: TYPE_FP32 dims: [ 8 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ 8 ] }
-dynamic_batching { }
-"""
-MODEL = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            tensor = pb_utils.get_input_tensor_by_name(request, "X")
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor.as_numpy())]))
-        return answers
-"""
 Call = Callable[[pb.ModelInferRequest], Awaitable[pb.ModelInferResponse]]
 Run = tuple[float, float, float]  # calls/s, us of CPU per call, median latency in ms
 
