@@ -1,6 +1,7 @@
 """The model servers as the control plane reaches them, and one model on all replicas of its backends."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,13 +151,14 @@ class Fleet:
         return ""
 
     async def gone(self, version: str, *, timeout_s: float) -> bool:
-        """Wait until no replica serves a version; false where one still does at the end."""
+        """Wait until no replica serves a version; false where one still does, or does not tell, at the end."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    states = await self.states()
-                    if all(found.get(version, VersionState(state="")).state in GONE for found in states.values()):
-                        return True
+                    with contextlib.suppress(BackendBroke):  # one that does not answer now is asked again
+                        states = await self.states()
+                        if all(found.get(version, VersionState(state="")).state in GONE for found in states.values()):
+                            return True
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             return False

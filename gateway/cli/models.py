@@ -18,6 +18,7 @@ from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Admin, AdminToken
 from gateway.cli.version_folder import FolderRefused, Placement
 
 POLL_S = 0.25
+BEGIN_S = 60.0  # the control plane asks every server before it begins; to give up sooner would take the folder away
 LOAD_S = 610.0  # the control plane gives a load 600 s
 ENDED = ("done", "failed", "rolled_back", "interrupted")
 
@@ -145,7 +146,7 @@ def deploy(  # noqa: PLR0917 - Typer declares options as parameters
         "max_error_ratio": max_error_ratio,
     }
     try:
-        begun = admin.call("POST", f"{_path(model)}/deploy", body=body)
+        begun = admin.call("POST", f"{_path(model)}/deploy", body=body, timeout_s=BEGIN_S)
     except Failure:
         if placement is not None:
             version_folder.remove(placement)
