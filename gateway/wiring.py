@@ -28,8 +28,9 @@ from gateway.api.endpoint import Api
 from gateway.backends.openai.backend import OpenAIBackend
 from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
+from gateway.core.errors import Fault
 from gateway.core.rules import RuleSet, parse_rules
-from gateway.core.types import Caller
+from gateway.core.types import Caller, Place
 from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
@@ -49,6 +50,7 @@ from gateway.settings import (
 )
 from gateway.stores.leases import MemoryLeases, RedisLeases
 from gateway.stores.memory import MAX_KEYS, MemoryLimiter, MemoryRuleSource, MemorySequenceStore
+from gateway.stores.redis_deaths import RedisDeaths
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents
 from gateway.stores.redis_limiter import RedisLimiter
@@ -94,6 +96,8 @@ async def data_plane(
         backends = await _backends(settings, stack)
         stores = await _stores(settings, stack)
         observers += stores.observers
+        if stores.deaths is not None:
+            _share_deaths(stores.deaths, backends, board)
         gates = {name: _gate(settings.backends[name]) for name in backends}
         healer = Healer(backends=backends, board=board, leases=stores.leases, observer=metrics, events=stores.events)
         prober = Prober(
@@ -255,6 +259,7 @@ class _Stores:
     sequences: SequenceStore
     leases: Leases
     events: EventLog | None = None
+    deaths: RedisDeaths | None = None
     observers: Sequence[Observer] = ()
 
 
@@ -280,6 +285,8 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
     stack.push_async_callback(outcomes.close)
     outcomes.start()
+    deaths = RedisDeaths(client, settings.redis.prefix)
+    stack.push_async_callback(deaths.close)
     return _Stores(
         observers=(outcomes,),
         limiter=limiter,
@@ -287,7 +294,22 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
         sequences=RedisSequenceStore(client, settings.redis.prefix),
         leases=RedisLeases(client, settings.redis.prefix),
         events=RedisEvents(client, settings.redis.prefix),
+        deaths=deaths,
     )
+
+
+def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: BreakerBoard) -> None:
+    """What one worker hears of a model's death, all act on."""
+    tritons = {name: backend for name, backend in backends.items() if isinstance(backend, TritonBackend)}
+    for backend in tritons.values():
+        backend.on_death = deaths.tell
+
+    def heard(place: Place, fault: Fault) -> None:
+        if place.backend in tritons:
+            board.failed(place, now_us=monotonic_us(), fault=fault)
+            tritons[place.backend].died(place, fault)
+
+    deaths.start(heard)
 
 
 def _redis(settings: Settings) -> Redis:

@@ -1,6 +1,7 @@
 """Triton, or anything else that speaks the Open Inference Protocol over gRPC: one server or several equal ones."""
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal, Self
@@ -54,6 +55,7 @@ class TritonBackend:
         self._watching: asyncio.Task[None] | None = None
         self._first_look: asyncio.Task[None] | None = None
         self._is_closed = False
+        self.on_death: Callable[[Place, Fault], None] | None = None  # told where a model's process was found dead
 
     @classmethod
     async def open(cls, name: str, url: str, *, compression: Compression = "none") -> Self:
@@ -106,6 +108,16 @@ class TritonBackend:
             if not isinstance(response, BaseException)
             for figures in triton_documents.figures(response, replica=name)
         ]
+
+    def died(self, place: Place, fault: Fault) -> None:
+        """Somebody else has found a model's process dead there: the calls that wait for it end at once."""
+        replica = self._replicas.get(place.replica)
+        if replica is not None:
+            replica.abort(fault, place.model)
+
+    def _died(self, replica: str, model: str, fault: Fault) -> None:
+        if self.on_death is not None:
+            self.on_death(Place(backend=self.name, model=model, replica=replica), fault)
 
     async def close(self) -> None:
         """Close the connections; calls in flight end as UNAVAILABLE."""
@@ -216,9 +228,9 @@ class TritonBackend:
         for target in known:
             name = self._name_of(target)
             if name not in self._replicas:
-                self._replicas[name] = TritonReplica(
-                    name, self._open_channel(target), is_on_this_host=is_same_host(target)
-                )
+                replica = TritonReplica(name, self._open_channel(target), is_on_this_host=is_same_host(target))
+                replica.on_death = functools.partial(self._died, name)
+                self._replicas[name] = replica
         self._names = () if self._addresses.is_one_socket else tuple(self._replicas)
 
     def _targets(self) -> Sequence[str]:

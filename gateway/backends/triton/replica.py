@@ -1,7 +1,7 @@
 """One Triton server, or another that speaks its protocol: the calls to it, and what is known of its models."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -74,6 +74,7 @@ class TritonReplica:
         self.name = name
         self._channel = channel
         self._lane = SharedMemoryLane(self.ask) if is_on_this_host else None
+        self.on_death: Callable[[str, Fault], None] | None = None  # told of the model that met a dead process
         self._in_flight = 0
         self._is_leaving = False
         self._closing: asyncio.Task[None] | None = None
@@ -170,7 +171,9 @@ class TritonReplica:
             if fault.kind is FaultKind.DEAD:
                 calls.discard(task)
                 fault = await self._located(fault, model, deadline=deadline)
-                self._abort(fault, model)
+                self.abort(fault, model)
+                if self.on_death is not None:
+                    self.on_death(model, fault)
             raise BackendError(fault) from error
         except asyncio.CancelledError as error:
             aborted = self._aborted.pop(task, None)
@@ -184,7 +187,7 @@ class TritonReplica:
                 del self._calls[model]
             self._ended()
 
-    def _abort(self, fault: Fault, model: str) -> None:
+    def abort(self, fault: Fault, model: str) -> None:
         """End what waits for a dead process: the calls to it, and those to the model that has met it."""
         for name in {model, fault.dead_model}:
             for task in self._calls.get(name, ()):

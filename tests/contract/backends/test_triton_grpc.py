@@ -430,6 +430,24 @@ async def test_what_waits_for_a_dead_process_ends_with_the_first_that_hears_of_i
         assert not backend._replicas[backend.replicas()[0]]._calls
 
 
+async def test_one_workers_word_ends_the_calls_of_another():
+    async def hangs(request, context):
+        await asyncio.sleep(60)
+
+    async with (
+        served(aborting(grpc.StatusCode.INTERNAL, "Stub process 'good_0_0' is not healthy.")) as (one, _, _),
+        served(hangs) as (other, servicer, _),
+    ):
+        (replica,) = other.replicas()
+        one.on_death = lambda place, fault: other.died(replace(place, replica=replica), fault)
+        waiting = asyncio.create_task(fault_of(other))
+        await until(lambda: servicer.requests)
+        assert (await fault_of(one)).kind is FaultKind.DEAD
+        found = await waiting
+        other.died(replace(GOOD, replica="gone"), found)  # a server that has left
+    assert (found.kind, found.dead_model) == (FaultKind.DEAD, "good")
+
+
 async def test_a_caller_that_leaves_a_dead_process_is_cancelled_all_the_same():
     died = asyncio.Event()
 
