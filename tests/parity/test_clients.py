@@ -44,7 +44,10 @@ VALUES: dict[str, list[Any]] = {
         for name in DATATYPES
         if name.startswith(("INT", "UINT"))
     },
-    **{name: [[0.5, -0.0, np.nan, np.inf, -np.inf, 1.0]] for name in ("FP16", "BF16", "FP32", "FP64")},
+    **{name: [[0.5, -0.0, np.nan, np.inf, -np.inf, 1.0]] for name in ("FP32", "FP64")},
+    # TN-07: rounded, the largest finite and the smallest number of each as well.
+    "FP16": [[0.5, -0.0, np.nan, np.inf, -np.inf, 0.01, 65504.0, 2.0**-24]],
+    "BF16": [[0.5, -0.0, np.nan, np.inf, -np.inf, 0.01, 2.0**128 - 2.0**120, 2.0**-133]],
     "BYTES": [[b"", b"a\x00b", "Ångström €".encode(), b"\xff\xfe" * 50]],
 }
 
