@@ -15,6 +15,13 @@ IMAGE_SCHEMA: Mapping[str, Any] = {
     "type": "string",
     "description": "the image file in base64, or a data: URL; multipart and raw bodies also work",
 }
+IMAGE_INPUT_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"image": IMAGE_SCHEMA},
+    "required": ["image"],
+    "additionalProperties": False,
+}
+"""The input of a task that takes an image and nothing else."""
 
 
 def image_of(fields: Mapping[str, Any], *, max_bytes: int) -> bytes:

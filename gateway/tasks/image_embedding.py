@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
 from gateway.tasks.contract import known_fields
 from gateway.tasks.embeddings import unit_vectors
-from gateway.tasks.files import IMAGE_SCHEMA, image_of, image_tensor
+from gateway.tasks.files import IMAGE_INPUT_SCHEMA, image_of, image_tensor
 
 
 class ImageEmbedding:
@@ -16,12 +16,7 @@ class ImageEmbedding:
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
 
-    input_schema: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"image": IMAGE_SCHEMA},
-        "required": ["image"],
-        "additionalProperties": False,
-    }
+    input_schema: Mapping[str, Any] = IMAGE_INPUT_SCHEMA
 
     def __init__(self, *, dimensions: int = 1280, max_image_bytes: int = 20 * 2**20) -> None:
         self.dimensions = dimensions

@@ -8,7 +8,7 @@ import numpy as np
 from gateway.core.tensors import to_numpy
 from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
 from gateway.tasks.contract import broken, known_fields, output, tensors_of
-from gateway.tasks.files import IMAGE_SCHEMA, image_of, image_tensor
+from gateway.tasks.files import IMAGE_INPUT_SCHEMA, image_of, image_tensor
 
 CORNERS = 4
 
@@ -25,12 +25,7 @@ class Ocr:
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
 
-    input_schema: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"image": IMAGE_SCHEMA},
-        "required": ["image"],
-        "additionalProperties": False,
-    }
+    input_schema: Mapping[str, Any] = IMAGE_INPUT_SCHEMA
     output_schema: Mapping[str, Any] = {
         "type": "object",
         "properties": {

@@ -9,13 +9,14 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from local_runtime.errors import ErrorCode, InferenceError, invalid, with_request_id
-from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata, Parameters
+from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
 from local_runtime.protocol import oip_describe
 from local_runtime.protocol.error_texts import safe_text
 from local_runtime.protocol.oip_parameters import (
     FINAL_RESPONSE,
     WANTS_EMPTY_FINAL,
     flag,
+    put_parameters,
     request_fields,
 )
 from local_runtime.protocol.oip_tensors import Malformed, check_tensor, from_bytes, refusing, shaped, to_bytes
@@ -40,7 +41,6 @@ _TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
         "BYTES": "bytes_contents",
     }
 )
-_MAX_INT64 = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def encode_answer(answer: InferAnswer, *, request_id: str, is_final: bool | None
         ],
         raw_output_contents=[to_bytes(array) for array in answer.outputs.values()],
     )
-    _put(message.parameters, answer.parameters)
+    put_parameters(message.parameters, answer.parameters)
     if is_final is not None:
         message.parameters[FINAL_RESPONSE].bool_param = is_final
     return message
@@ -220,21 +220,6 @@ def _values(parameters: Any) -> dict[str, Any]:
             raise Malformed(f"parameter '{name}' has no value")
         values[name] = getattr(parameter, choice)
     return values
-
-
-def _put(target: Any, parameters: Parameters) -> None:
-    for name, value in parameters.items():
-        parameter = target[name]
-        if isinstance(value, bool):
-            parameter.bool_param = value
-        elif isinstance(value, str):
-            parameter.string_param = value
-        elif isinstance(value, float):
-            parameter.double_param = value
-        elif value > _MAX_INT64:
-            parameter.uint64_param = value
-        else:
-            parameter.int64_param = value
 
 
 def _chosen(name: str, parameter: Any, choice: str) -> Any:

@@ -16,6 +16,7 @@ MAX_PARAMETERS = 1024  # of a request: each costs more than a thousand values of
 _RESERVED = frozenset({"headers", "binary_data_output"})
 _RESERVED_PREFIX = "triton_"
 _MAX_UINT64 = 2**64 - 1
+_MAX_INT64 = 2**63 - 1
 _NUMBER_FIELDS = {"priority": "priority", "timeout": "queue_timeout_us"}
 _FLAG_FIELDS = ("sequence_start", "sequence_end")
 
@@ -70,3 +71,19 @@ def _own(name: str, value: Any) -> str | int | float | bool:
     if not isinstance(value, (str, int, float)):
         raise Malformed(f"parameter '{name}' must be a string, a number or a boolean")
     return value
+
+
+def put_parameters(target: Any, parameters: Mapping[str, str | int | float | bool]) -> None:
+    """The parameters as `InferParameter`s of a message: `target` is its map of them."""
+    for name, value in parameters.items():
+        parameter = target[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, str):
+            parameter.string_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        elif value > _MAX_INT64:
+            parameter.uint64_param = value
+        else:
+            parameter.int64_param = value

@@ -16,9 +16,7 @@ from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts
 from gateway.core.tensors import check
 from gateway.core.types import BackendCall, Parameter, SequenceStep, Tensor, TensorPayload, Tensors
-
-FINAL_RESPONSE: Final = "triton_final_response"
-WANTS_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+from local_runtime.protocol.oip_parameters import FINAL_RESPONSE, WANTS_EMPTY_FINAL, put_parameters
 
 _LENGTH_DELIMITED: Final = 2
 _RAW_INPUT_TAG: Final = bytes([7 << 3 | _LENGTH_DELIMITED])  # ModelInferRequest.raw_input_contents
@@ -67,7 +65,7 @@ def encode(
             output.parameters["classification"].int64_param = payload.classes[name]
         elif aside is not None and name in sizes:
             aside.ask(output, sizes[name])
-    _put_parameters(request, payload.parameters)
+    put_parameters(request.parameters, payload.parameters)
     if facts is not None:
         _put_queueing(request, payload, facts)
     if call.sequence is not None:
@@ -126,21 +124,6 @@ def _tensors(response: pb.ModelInferResponse, raw: Sequence[bytes | memoryview],
     parameters = {name: _parameter(value) for name, value in response.parameters.items()}
     is_final = bool(parameters.pop(FINAL_RESPONSE, True))
     return Tensors(outputs=picked, version=response.model_version, parameters=parameters, is_final=is_final)
-
-
-def _put_parameters(request: pb.ModelInferRequest, parameters: Mapping[str, Parameter]) -> None:
-    for name, value in parameters.items():
-        parameter = request.parameters[name]
-        if isinstance(value, bool):
-            parameter.bool_param = value
-        elif isinstance(value, str):
-            parameter.string_param = value
-        elif isinstance(value, float):
-            parameter.double_param = value
-        elif value > _MAX_INT64:
-            parameter.uint64_param = value
-        else:
-            parameter.int64_param = value
 
 
 def _put_queueing(request: pb.ModelInferRequest, payload: TensorPayload, facts: ModelFacts) -> None:

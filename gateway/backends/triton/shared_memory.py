@@ -323,7 +323,7 @@ class SharedMemoryLane:
             self._leave(name)
             text = error.fault.message.replace(name, "NAME")  # so that one reason is logged as one
             raise BackendError(replace(error.fault, message=text)) from error
-        except BaseException:
+        except BaseException:  # cancelled too: the server may have it all the same
             self._leave(name)
             raise
         finally:
