@@ -12,7 +12,16 @@ from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.rules import Rule, RuleSet
 from gateway.core.sequences import Pin
-from gateway.core.types import BackendCall, BackendEvent, InferenceRequest, Place, SequenceStep, Verdict
+from gateway.core.types import (
+    BackendCall,
+    BackendEvent,
+    EngineLoad,
+    InferenceRequest,
+    Place,
+    SequenceStep,
+    Speech,
+    Verdict,
+)
 
 JsonObject = Mapping[str, Any]
 
@@ -26,7 +35,24 @@ class Clock(Protocol):
 
 
 class Backend(Protocol):
-    """A place that can answer: one server, or several replicas of one that are equal."""
+    """A place that can answer: one server, or several replicas of one that are equal.
+
+    `speaks` says what it is asked in. `is_probed` is false for servers of others, whose health requests alone tell.
+    """
+
+    @property
+    def speaks(self) -> Speech:
+        """Which payloads it takes."""
+        ...
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether `probe` may be called every second."""
+        ...
+
+    def engine_load(self, replica: str) -> EngineLoad | None:
+        """What an LLM server last said of its load; None where it does not tell. Never waits."""
+        ...
 
     def replicas(self) -> Sequence[str]:
         """The names of its servers now; empty where it has but one. Never waits; called for every request."""
@@ -322,6 +348,10 @@ class HealthObserver(Protocol):
 
     def waiting(self, counts: Mapping[str, int]) -> None:
         """How many requests wait at the gates of each backend."""
+        ...
+
+    def engines(self, backend: str, loads: Mapping[str, EngineLoad]) -> None:
+        """What the LLM servers of a backend say of their load, by replica; those that do not tell are left out."""
         ...
 
     def healed(self, place: Place, outcome: str) -> None:

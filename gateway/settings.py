@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gateway.core.rules import Rule, check_models, check_targets, parse_rules
-from gateway.core.types import Limit
+from gateway.core.types import Limit, OpenAIApi
 
 PERIODS_US = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 MAX_WINDOW_US = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
@@ -69,28 +69,90 @@ class LocalSettings(_Backend):
     models: tuple[str, ...] | None = Field(default=None, description="load only these; default: every model")
 
 
-class OpenAISettings(_Backend):
-    """An OpenAI-compatible endpoint: vLLM, TensorRT-LLM, llama.cpp, a hosted API."""
+class _LLMEndpoint(_Backend):
+    """What all endpoints of generative models share."""
 
-    kind: Literal["openai"]
-    base_url: str = Field(description="up to and with /v1")
-    api_key_env: str | None = Field(default=None, description="environment variable that holds the endpoint's key")
-    headers: Mapping[str, str] = Field(default_factory=dict)
+    base_url: str = Field(description="up to and with /v1; several equal endpoints are separated by commas")
+    api_key_env: str | None = Field(
+        default=None,
+        description="environment variable that holds the endpoint's key; while it is not set the backend is switched off",
+    )
+    headers: Mapping[str, str] = Field(default_factory=dict, description="sent with every request")
+    models: Mapping[str, str] = Field(
+        default_factory=dict, description="the endpoint's own name of a model, by its name in rules and calls"
+    )
+    hosted: bool = Field(
+        default=False,
+        description="somebody else's API: it is not probed or asked for metrics; requests tell its health",
+    )
+    connect_timeout_ms: int = Field(default=2_000, ge=1, le=600_000)
+    first_token_timeout_ms: int | None = Field(
+        default=None,
+        ge=1,
+        description="from the request sent to its answer's first part; default: the task's own limits",
+    )
+    idle_timeout_ms: int = Field(default=60_000, ge=1, description="between two parts of an answer")
+    usd_per_hour: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        description="what one such server costs; requests share it by the time that they take of it, instead of a price",
+    )
 
     @field_validator("base_url")
     @classmethod
-    def _is_url(cls, value: str) -> str:
-        url = urlsplit(value)
-        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or url.username:
-            raise ValueError("must be an http(s) URL without user, query or fragment")
+    def _are_urls(cls, value: str) -> str:
+        found = [urlsplit(part) for part in value.split(",")]
+        if any(
+            u.scheme not in ("http", "https") or not u.hostname or u.query or u.fragment or u.username for u in found
+        ):
+            raise ValueError("must be http(s) URLs without user, query or fragment")
+        if len(set(value.split(","))) < len(found):
+            raise ValueError("names one endpoint twice")
         return value
 
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """Each endpoint's."""
+        return tuple(part.strip() for part in self.base_url.split(","))
+
     def api_key(self) -> str | None:
-        """The endpoint's key; None where none is configured."""
-        return os.environ.get(self.api_key_env) if self.api_key_env else None
+        """The endpoint's key; None where none is configured or its variable is not set."""
+        return (os.environ.get(self.api_key_env) or None) if self.api_key_env else None
 
 
-BackendSettings = Annotated[TritonSettings | LocalSettings | OpenAISettings, Field(discriminator="kind")]
+class OpenAISettings(_LLMEndpoint):
+    """An OpenAI-compatible endpoint: vLLM, TensorRT-LLM, llama.cpp, SGLang, a hosted API."""
+
+    kind: Literal["openai"]
+    apis: tuple[OpenAIApi, ...] = Field(
+        default=("chat/completions", "completions", "embeddings"), description="those that it has, by their paths"
+    )
+
+
+class AnthropicSettings(_LLMEndpoint):
+    """An endpoint that speaks Anthropic's Messages API."""
+
+    kind: Literal["anthropic"]
+    base_url: str = "https://api.anthropic.com/v1"
+    max_tokens: int = Field(
+        default=4096, ge=1, description="asked for where the caller sets no bound: the API wants one"
+    )
+
+
+class TritonGenerateSettings(_LLMEndpoint):
+    """Triton's generate extension over HTTP, in front of its vLLM or TensorRT-LLM backend."""
+
+    kind: Literal["triton_generate"]
+    base_url: str = Field(description="of Triton's HTTP port, without a path; several are separated by commas")
+    engine: Literal["vllm", "tensorrt_llm"] = "vllm"
+    chat_template: str = Field(
+        default="chatml", description="chatml, llama3, mistral, or the path of a Jinja file as model publishers ship it"
+    )
+
+
+LLMSettings = OpenAISettings | AnthropicSettings | TritonGenerateSettings
+BackendSettings = Annotated[TritonSettings | LocalSettings | LLMSettings, Field(discriminator="kind")]
 
 
 class TaskSettings(_Section):
@@ -200,6 +262,7 @@ class Settings(_Section):
     redis: RedisSettings = Field(default_factory=RedisSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    prices: Path | None = Field(default=None, description="the price table, a YAML file; see deploy/prices.yaml")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
@@ -257,7 +320,8 @@ def _anchored(settings: Settings, folder: Path) -> Settings:
         else task
         for name, task in settings.tasks.items()
     }
-    return settings.model_copy(update={"backends": backends, "tasks": tasks})
+    prices = (folder / settings.prices).resolve() if settings.prices else None
+    return settings.model_copy(update={"backends": backends, "tasks": tasks, "prices": prices})
 
 
 def _expanded(value: Any, path: Path, text: str) -> Any:

@@ -25,7 +25,7 @@ from gateway.api.app import create_app
 from gateway.api.auth import KeyRing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api
-from gateway.backends.openai.backend import OpenAIBackend
+from gateway.backends.llm.backend import OpenAIBackend
 from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import Fault

@@ -39,6 +39,9 @@ GRPC_NAMES: Final[Mapping[ErrorCode, str]] = {
 class LocalBackend:
     """Tensor calls to an opened `LocalRuntime`, which this owns: `close` closes it."""
 
+    speaks: Final = "tensors"
+    is_probed: Final = True
+
     def __init__(self, name: str, runtime: LocalRuntime) -> None:
         self.name = name
         self._runtime = runtime
@@ -74,6 +77,10 @@ class LocalBackend:
                         yield _tensors(with_classes(answer, classes), payload.outputs)
                     elif payload.wants_empty_final:
                         yield _tensors(answer, ())
+
+    def engine_load(self, replica: str) -> None:  # noqa: ARG002 - the port's
+        """Nothing: it is no LLM server."""
+        return
 
     def replicas(self) -> Sequence[str]:
         """One, in this process."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures
-from gateway.core.types import BackendCall, BackendEvent, Place
+from gateway.core.types import BackendCall, BackendEvent, EngineLoad, Place, Speech
 from gateway.ports import JsonObject
 
 
@@ -52,6 +52,9 @@ class ScriptedBackend:
         self.calls: list[ScriptedCall] = []
         self.probes: list[Place] = []
         self.replica_names: Sequence[str] = ()
+        self.speaks: Speech = "tensors"
+        self.is_probed = True
+        self.engine_loads: dict[str, EngineLoad] = {}
         self.counts: Sequence[ModelFigures] = ()
         self.is_closed = False
 
@@ -74,6 +77,10 @@ class ScriptedBackend:
             entry.is_finished = True
         finally:
             entry.is_closed_early = not entry.is_finished
+
+    def engine_load(self, replica: str) -> EngineLoad | None:
+        """What the test put into `engine_loads`."""
+        return self.engine_loads.get(replica)
 
     def replicas(self) -> Sequence[str]:
         """What the test put into `replica_names`."""

@@ -20,6 +20,7 @@ class GatewayError(Exception):
         detail: one sentence for the caller; never holds Python text, an upstream address or a secret.
         field: where in the request the fault lies, dotted (`input.image`, `messages[0].role`).
         retry_after_us: when the same request may succeed, in microseconds from now.
+        upstream_status: an LLM endpoint's own status for this refusal, shown to those who speak its protocol; 0 = none.
         upstream_code: an upstream's own error code (OpenAI's `error.code`), kept so that users can act on it.
         verdict: what the limiter said of this request, once it was asked; set by the pipeline.
         reply: a model server's own error behind this one, for callers who speak its protocol.
@@ -42,6 +43,7 @@ class GatewayError(Exception):
         self.field = field
         self.retry_after_us = retry_after_us
         self.upstream_code = upstream_code
+        self.upstream_status = 0
         self.verdict: Verdict | None = None
         self.reply: Reply | None = None
 
@@ -325,7 +327,8 @@ _COME_BACK = (429, 503)
 class FaultKind(Enum):
     """What an adapter saw. `core.attempts.CONSEQUENCES` says what follows from each."""
 
-    UNAVAILABLE = "unavailable"  # cannot be reached, or died before answering
+    UNAVAILABLE = "unavailable"  # says that it cannot answer now, or (Triton) cannot be reached
+    UNREACHABLE = "unreachable"  # nobody answers at an endpoint's address, or it hung up before it answered
     TIMEOUT = "timeout"  # no answer within the attempt's time
     OVERLOADED = "overloaded"  # says itself that it is full (429, 503, full queue)
     BROKEN = "broken"  # answered with garbage, or cannot answer anything
@@ -334,6 +337,7 @@ class FaultKind(Enum):
     UNKNOWN_MODEL = "unknown_model"  # is up, but does not serve this model or version, which a rule names
     NO_SUCH_MODEL = "no_such_model"  # the same, where the caller itself named the model
     MISFIT = "misfit"  # the call does not fit the model: names, datatypes or shapes that it does not have
+    CONTEXT_TOO_LONG = "context_too_long"  # the prompt does not fit into the model's context
     REFUSED_INPUT = "refused_input"  # judged the content of the caller's input invalid
     UNSUPPORTED = "unsupported"  # lacks the feature asked for
 
@@ -358,6 +362,10 @@ class Fault:
         field: the part of the input that was refused, where the backend named one.
         code: an upstream's error code, where it gave one.
         reply: a model server's own error; None where no server answered.
+        status: the HTTP status of an LLM endpoint's refusal of the caller's input (400, 404, 409, 413, 422), for
+            callers who speak its protocol; else 0.
+        is_own_limit: for TIMEOUT, that a limit of the endpoint's own configuration ran out, whatever time the caller
+            gave.
         is_server: nobody answers at this address, whatever the model.
         dead_model: the model whose process died (a part of an ensemble, maybe), for DEAD.
     """
@@ -368,6 +376,8 @@ class Fault:
     field: str | None = None
     code: str | None = None
     reply: Reply | None = None
+    status: int = 0
+    is_own_limit: bool = False
     is_server: bool = False
     dead_model: str = ""
 

@@ -5,28 +5,45 @@ honour is refused by name: silence would be a wrong route.
 """
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from gateway.core.types import Place
 
 ANY = "*"
 MAX_RULES = 1000  # a bound on what one edit may ask of every worker
 MAX_WEIGHT = 1_000_000
+MAX_RETRIES = 5
+MAX_CONTEXT_TOKENS = 100_000_000
+MAX_PARAMETERS_BYTES = 16_384
+OURS: Final = ("model", "stream", "stream_options", "messages", "input", "prompt")
+"""Fields of an OpenAI body that a target cannot set: the gateway's own, and what was asked."""
+Strategy = Literal["weighted", "ordered", "least_in_flight", "fastest", "cheapest", "prefix_affinity"]
+"""How the places of a split are put in order; see `core.strategies`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 _Choice = TypeVar("_Choice", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A place in a rule, with its weight in a split (0 = never). Model `*` is the one that the caller names."""
+    """A place in a rule, with its weight in a split (0 = never). Model `*` is the one that the caller names.
+
+    Attributes:
+        parameters: fields of an OpenAI body that are set for this place alone; None takes a field out.
+        context_tokens: how long a prompt and its answer may be there together; 0 = not told. After "context too long"
+            only places with more are tried.
+    """
 
     backend: str
     model: str
     version: str = ""
     weight: int = 1
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    context_tokens: int = 0
 
     @property
     def place(self) -> Place:
@@ -60,14 +77,22 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`split` shares requests by weight; `fallback` follows in order when none of them can answer."""
+    """`split` shares requests as `strategy` says; `fallback` follows in order when none of them can answer.
+
+    Attributes:
+        retries: further rounds over places that failed for a moment, each after a pause.
+        hedge: an interactive request that has no first token after the usual time (the 95th percentile) is sent to the
+            next place too, and whichever begins first answers.
+    """
 
     name: str
     match: Match
     split: tuple[Target, ...]
-    strategy: Literal["weighted", "ordered"] = "weighted"
+    strategy: Strategy = "weighted"
     sticky_by: Literal["request", "tenant"] = "request"
     fallback: tuple[Target, ...] = ()
+    retries: int = 0
+    hedge: bool = False
     enabled: bool = True
 
 
@@ -110,10 +135,13 @@ def parse_rules(document: object) -> tuple[Rule, ...]:
 
 def rules_document(rules: Iterable[Rule]) -> list[dict[str, Any]]:
     """The inverse of `parse_rules`, in plain lists and dicts."""
-    return [
-        {**asdict(rule), "split": _targets_document(rule.split), "fallback": _targets_document(rule.fallback)}
-        for rule in rules
-    ]
+    return [_document(rule) for rule in rules]
+
+
+def _document(rule: Rule) -> dict[str, Any]:
+    unsaid = {"retries": 0, "hedge": False}
+    fields = {k: v for k, v in asdict(rule).items() if k not in unsaid or v != unsaid[k]}
+    return {**fields, "split": _targets_document(rule.split), "fallback": _targets_document(rule.fallback)}
 
 
 def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iterable[str]) -> None:
@@ -125,11 +153,11 @@ def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iter
                 f"rule '{rule.name}': match.task: unknown task '{rule.match.task}'"
                 + _suggest(rule.match.task, known_tasks)
             )
-        for field, targets in (("split", rule.split), ("fallback", rule.fallback)):
+        for side, targets in (("split", rule.split), ("fallback", rule.fallback)):
             for i, target in enumerate(targets):
                 if target.backend not in known_backends:
                     raise RuleError(
-                        f"rule '{rule.name}': {field}[{i}].backend: unknown backend '{target.backend}'"
+                        f"rule '{rule.name}': {side}[{i}].backend: unknown backend '{target.backend}'"
                         + _suggest(target.backend, known_backends)
                     )
 
@@ -142,10 +170,10 @@ def check_models(rules: Iterable[Rule], *, naming: Collection[str]) -> None:
         told = f"callers of the task '{rule.match.task}' name no model"
         if rule.match.model != ANY:
             raise RuleError(f"rule '{rule.name}': match.model: {told}")
-        for field, targets in (("split", rule.split), ("fallback", rule.fallback)):
+        for side, targets in (("split", rule.split), ("fallback", rule.fallback)):
             for i, target in enumerate(targets):
                 if target.model == ANY:
-                    raise RuleError(f"rule '{rule.name}': {field}[{i}].model: {told}, so '{ANY}' leads nowhere")
+                    raise RuleError(f"rule '{rule.name}': {side}[{i}].model: {told}, so '{ANY}' leads nowhere")
 
 
 def unrouted(rules: Iterable[Rule], tasks: Iterable[str]) -> tuple[str, ...]:
@@ -158,10 +186,8 @@ def _rule(entry: object, *, at: str) -> Rule:
     fields = _mapping(entry, at)
     name = _name(fields.get("name"), f"{at}: name")
     at = f"rule '{name}'"
-    _known(fields, ("name", "match", "split", "strategy", "sticky_by", "fallback", "enabled"), at)
-    enabled = fields.get("enabled", True)
-    if not isinstance(enabled, bool):
-        raise RuleError(f"{at}: enabled: must be true or false")
+    known = ("name", "match", "split", "strategy", "sticky_by", "fallback", "retries", "hedge", "enabled")
+    _known(fields, known, at)
     split = _targets(fields.get("split", ()), f"{at}: split")
     if not split:
         raise RuleError(f"{at}: split: at least one target is needed")
@@ -171,10 +197,12 @@ def _rule(entry: object, *, at: str) -> Rule:
         name=name,
         match=_match(fields.get("match", {}), f"{at}: match"),
         split=split,
-        strategy=_choice(fields.get("strategy", "weighted"), ("weighted", "ordered"), f"{at}: strategy"),
+        strategy=_choice(fields.get("strategy", "weighted"), STRATEGIES, f"{at}: strategy"),
         sticky_by=_choice(fields.get("sticky_by", "request"), ("request", "tenant"), f"{at}: sticky_by"),
         fallback=_targets(fields.get("fallback", ()), f"{at}: fallback"),
-        enabled=enabled,
+        retries=_count(fields.get("retries", 0), MAX_RETRIES, f"{at}: retries"),
+        hedge=_flag(fields.get("hedge", False), f"{at}: hedge"),
+        enabled=_flag(fields.get("enabled", True), f"{at}: enabled"),
     )
 
 
@@ -192,10 +220,7 @@ def _targets(entry: object, at: str) -> tuple[Target, ...]:
 
 def _target(entry: object, at: str) -> Target:
     fields = _mapping(entry, at)
-    _known(fields, ("backend", "model", "version", "weight"), at)
-    weight = fields.get("weight", 1)
-    if not isinstance(weight, int) or isinstance(weight, bool) or not 0 <= weight <= MAX_WEIGHT:
-        raise RuleError(f"{at}.weight: must be a whole number from 0 to {MAX_WEIGHT}")
+    _known(fields, ("backend", "model", "version", "weight", "parameters", "context_tokens"), at)
     version = fields.get("version", "")
     if not isinstance(version, str) or not (version == "" or version.isdecimal()):
         raise RuleError(f'{at}.version: must be a quoted number such as "2"')
@@ -203,12 +228,29 @@ def _target(entry: object, at: str) -> Target:
         backend=_name(fields.get("backend"), f"{at}.backend"),
         model=ANY if fields.get("model") == ANY else _name(fields.get("model"), f"{at}.model"),
         version=version,
-        weight=weight,
+        weight=_count(fields.get("weight", 1), MAX_WEIGHT, f"{at}.weight"),
+        parameters=_parameters(fields.get("parameters", {}), f"{at}.parameters"),
+        context_tokens=_count(fields.get("context_tokens", 0), MAX_CONTEXT_TOKENS, f"{at}.context_tokens"),
     )
 
 
+def _parameters(entry: object, at: str) -> Mapping[str, Any]:
+    fields = _mapping(entry, at)
+    for name in fields:
+        if name in OURS:
+            raise RuleError(f"{at}.{name}: is not a target's to set")
+    try:
+        text = json.dumps(fields, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise RuleError(f"{at}: must be JSON: texts, numbers, lists, mappings") from None
+    if len(text) > MAX_PARAMETERS_BYTES:
+        raise RuleError(f"{at}: is over {MAX_PARAMETERS_BYTES} bytes")
+    return fields
+
+
 def _targets_document(targets: Iterable[Target]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in asdict(t).items() if (k, v) != ("version", "")} for t in targets]
+    unsaid = {"version": "", "parameters": {}, "context_tokens": 0}
+    return [{k: v for k, v in asdict(t).items() if k not in unsaid or v != unsaid[k]} for t in targets]
 
 
 def _mapping(entry: object, at: str) -> Mapping[str, Any]:
@@ -218,14 +260,26 @@ def _mapping(entry: object, at: str) -> Mapping[str, Any]:
 
 
 def _known(fields: Mapping[str, Any], known: Sequence[str], at: str) -> None:
-    for field in fields:
-        if field not in known:
-            raise RuleError(f"{at}: unknown field '{field}'{_suggest(field, known)}")
+    for name in fields:
+        if name not in known:
+            raise RuleError(f"{at}: unknown field '{name}'{_suggest(name, known)}")
 
 
 def _name(value: object, at: str) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise RuleError(f"{at}: must be a name of letters, digits and . _ : / - (at most 128)")
+    return value
+
+
+def _count(value: object, most: int, at: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise RuleError(f"{at}: must be a whole number from 0 to {most}")
+    return value
+
+
+def _flag(value: object, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise RuleError(f"{at}: must be true or false")
     return value
 
 

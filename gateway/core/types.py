@@ -128,15 +128,22 @@ class TensorPayload:
     queue_timeout_us: int = 0
 
 
+OpenAIApi = Literal["chat/completions", "completions", "responses", "embeddings"]
+"""Which of OpenAI's APIs a body is for, by its path behind `/v1/`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPayload:
-    """An OpenAI chat body as the caller sent it; the backend sets only its own model name in a copy."""
+class OpenAIPayload:
+    """An OpenAI body as the caller sent it; a backend sets only its own model name in a copy."""
 
     body: Mapping[str, Any]
+    api: OpenAIApi = "chat/completions"
     stream: bool = False
 
 
-Payload = TensorPayload | ChatPayload
+Payload = TensorPayload | OpenAIPayload
+Speech = Literal["tensors", "openai"]
+"""What a backend is asked in: `TensorPayload`, or `OpenAIPayload`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +162,40 @@ class BackendCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a generative request will take, as far as its body tells.
+
+    Attributes:
+        input_tokens: an estimate of the prompt (`core.tokens`).
+        output_tokens: the most that it asks for, or a guess where it sets no bound.
+        prefix: a digest of how the prompt begins: requests of one conversation have the same.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    prefix: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The tokens that an answer used up, where the backend says so."""
+    """What an answer used up, where it is known.
+
+    Attributes:
+        input_tokens / output_tokens: all of them, the next two included.
+        cached_tokens: the part of the input that the engine had in its prefix cache.
+        reasoning_tokens: the part of the output that was thought and not said.
+        is_estimated: counted by us (`core.tokens`), as the backend did not tell.
+        cost_nano_usd: in 1e-9 US dollars; None where no price is known.
+        estimated_scores: the scores of a task's answer are a model's own guess, not probabilities that it computed.
+    """
 
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    is_estimated: bool = False
+    cost_nano_usd: int | None = None
+    estimated_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,19 +225,40 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """The payload of one streamed event (what follows `data:`), untouched, without line breaks; never `[DONE]`."""
+    """The payload of one streamed event (what follows `data:`), untouched, without line breaks; never `[DONE]`.
+
+    Attributes:
+        event: the event's name (what follows `event:`), which the responses API has; empty where it has none.
+        usage: what the answer has used up so far, where this event tells; the last one counts.
+    """
 
     data: bytes
+    event: bytes = b""
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metered:
-    """What a streamed answer has used up so far; the last one counts. For our books, not for the caller."""
+    """What a streamed answer has used up so far; the last one counts. For our books alone: the caller did not ask."""
 
     usage: Usage
 
 
 BackendEvent = Tensors | Message | Delta | Metered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What an LLM server says of itself, a second ago at most.
+
+    Attributes:
+        running / waiting: its requests, from all gateways, in the running batch and in its own queue.
+        kv_used: how much of its KV cache is taken, 0 to 1; None where it does not tell.
+    """
+
+    running: int
+    waiting: int
+    kv_used: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import orjson
 
 from gateway.core.errors import InvalidInput
-from gateway.core.types import Answer, ChatPayload, Delta, Message, Tensors
+from gateway.core.types import Answer, Delta, Message, OpenAIPayload, Tensors
 from gateway.tasks.contract import broken, known_fields
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -60,9 +60,9 @@ class Chat:
             raise InvalidInput("streams are on /v1/chat/completions", field="parameters.stream")
         return replace(parse_body({**parameters, **fields}, at="input."), is_task=True)
 
-    def payload(self, parsed: ChatInput) -> ChatPayload:
+    def payload(self, parsed: ChatInput) -> OpenAIPayload:
         """The body, untouched."""
-        return ChatPayload(body=parsed.body, stream=parsed.stream)
+        return OpenAIPayload(body=parsed.body, stream=parsed.stream)
 
     def answer(self, event: Tensors | Message | Delta, parsed: ChatInput) -> Answer | Message | Delta:
         """Relayed as it came, or as a task answer; a tensor answer is against this contract, as is the wrong form."""

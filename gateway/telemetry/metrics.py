@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from gateway.core.breaker import Breaker
 from gateway.core.models import ModelFigures
 from gateway.core.record import RequestRecord
-from gateway.core.types import Place
+from gateway.core.types import EngineLoad, Place
 from gateway.telemetry.model_metrics import ModelMetrics
 
 # From a fast embedding on one core to a long chat answer; seconds.
@@ -142,6 +142,9 @@ class Metrics:
     def healed(self, place: Place, outcome: str) -> None:
         """A model whose process had died was loaded anew, or could not be."""
         self.heals.labels(place.backend, place.model, outcome).inc()
+
+    def engines(self, backend: str, loads: Mapping[str, EngineLoad]) -> None:
+        """What LLM servers say of their load."""
 
     def figures(self, backend: str, figures: Sequence[ModelFigures]) -> None:
         """A backend's own statistics."""

@@ -22,7 +22,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from gateway.backends.openai.http_client import HttpClient
+from gateway.backends.llm.http_client import HttpClient
 from gateway.core.rate_limit import Charge, decide
 from gateway.core.routing import State, plan
 from gateway.core.rules import RuleSet, parse_rules

@@ -42,6 +42,9 @@ class TritonBackend:
     Raises ValueError for a url that is none.
     """
 
+    speaks: Final = "tensors"
+    is_probed: Final = True
+
     def __init__(
         self, name: str, url: str, *, channel: OpenChannel = GrpcChannel, resolve: Resolve | None = None
     ) -> None:
@@ -63,6 +66,10 @@ class TritonBackend:
         backend = cls(name, url, channel=CHANNELS[compression])
         await backend._look()
         return backend
+
+    def engine_load(self, replica: str) -> None:  # noqa: ARG002 - the port's
+        """Nothing: it is no LLM server."""
+        return
 
     def replicas(self) -> Sequence[str]:
         """Its servers' addresses; empty for a single Unix socket, and while no name could be looked up."""

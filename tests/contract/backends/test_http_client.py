@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from gateway.backends.openai import http_client, http_connection
-from gateway.backends.openai.http_client import HttpClient
-from gateway.backends.openai.http_connection import HttpError, Trouble
+from gateway.backends.llm import http_client, http_connection
+from gateway.backends.llm.http_client import HttpClient
+from gateway.backends.llm.http_connection import HttpError, Trouble
 from tests.kit.upstream import FIN, HOLD, Pause, Upstream, head, json_reply, reply
 
 LONG_US = 5_000_000

@@ -6,7 +6,7 @@ import pytest
 from gateway.backends.local import GRPC_NAMES, LocalBackend
 from gateway.core.errors import BackendError, FaultKind, Reply
 from gateway.core.tensors import to_numpy
-from gateway.core.types import BackendCall, ChatPayload, Place, SequenceStep, Tensor, TensorPayload, Tensors
+from gateway.core.types import BackendCall, OpenAIPayload, Place, SequenceStep, Tensor, TensorPayload, Tensors
 from gateway.ports import ModelServer
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer
@@ -119,7 +119,7 @@ async def test_errors(code, text, kind):
         ({"X": np.array([1j])}, None, FaultKind.BROKEN),
         (None, call(tensor(datatype="BF16", shape=(5,))), FaultKind.REFUSED_INPUT),
         (None, call(tensor(shape=(3,))), FaultKind.REFUSED_INPUT),
-        (None, call(payload=ChatPayload(body={})), FaultKind.UNSUPPORTED),
+        (None, call(payload=OpenAIPayload(body={})), FaultKind.UNSUPPORTED),
     ],
 )
 async def test_what_does_not_fit(outcome, request_, kind):

@@ -6,10 +6,10 @@ import pytest
 from gateway.backends.scripted import Pause, ScriptedBackend, ScriptedServer, Told
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts
-from gateway.core.types import BackendCall, ChatPayload, Delta, Place
+from gateway.core.types import BackendCall, Delta, OpenAIPayload, Place
 from gateway.ports import ModelServer
 
-CALL = BackendCall(request_id="r", model="m", version="", payload=ChatPayload(body={}))
+CALL = BackendCall(request_id="r", model="m", version="", payload=OpenAIPayload(body={}))
 A, B = Delta(data=b"a"), Delta(data=b"b")
 FULL = Fault(kind=FaultKind.OVERLOADED, message="full")
 

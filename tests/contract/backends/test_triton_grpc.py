@@ -16,7 +16,7 @@ from gateway.backends.triton import replica as triton_replica
 from gateway.backends.triton.backend import CHANNELS, TritonBackend
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, FaultKind, Reply
-from gateway.core.types import BackendCall, ChatPayload, Place, Tensor, TensorPayload, Tensors
+from gateway.core.types import BackendCall, OpenAIPayload, Place, Tensor, TensorPayload, Tensors
 from tests.kit.wait import until
 
 LONG_US = 5_000_000
@@ -382,7 +382,7 @@ async def test_figures():
 
 async def test_chat_is_not_for_this_backend():
     backend = TritonBackend("t", "127.0.0.1:1")
-    assert (await fault_of(backend, call(payload=ChatPayload(body={})))).kind is FaultKind.UNSUPPORTED
+    assert (await fault_of(backend, call(payload=OpenAIPayload(body={})))).kind is FaultKind.UNSUPPORTED
     await backend.close()
 
 

@@ -1,13 +1,13 @@
 import orjson
 import pytest
 
-from gateway.backends.openai.codec import ChatStream, encode, message, usage_of
+from gateway.backends.llm.openai_codec import ChatStream, encode, message, usage_of
 from gateway.core.errors import BackendError, FaultKind
-from gateway.core.types import ChatPayload, Delta, Metered, Usage
+from gateway.core.types import Delta, Metered, OpenAIPayload, Usage
 
 
 def sent(body, *, stream=False):
-    return orjson.loads(encode(ChatPayload(body=body, stream=stream), "theirs").body)
+    return orjson.loads(encode(OpenAIPayload(body=body, stream=stream), "theirs").body)
 
 
 def test_the_body_passes_with_only_the_model_changed():
@@ -30,7 +30,7 @@ def test_the_body_passes_with_only_the_model_changed():
 def test_usage_is_asked_for_in_a_copy(options, sent_options, added):
     body = {"messages": [], "stream": True, "stream_options": options}
     before = orjson.dumps(body)
-    request = encode(ChatPayload(body=body, stream=True), "m")
+    request = encode(OpenAIPayload(body=body, stream=True), "m")
     assert orjson.loads(request.body)["stream_options"] == sent_options
     assert request.added_usage is added
     assert orjson.dumps(body) == before
@@ -45,7 +45,7 @@ def test_stream_follows_the_payload():
 
 def test_text_that_is_not_unicode_is_the_callers_fault():
     with pytest.raises(BackendError) as caught:
-        encode(ChatPayload(body={"messages": "\ud83d"}), "m")
+        encode(OpenAIPayload(body={"messages": "\ud83d"}), "m")
     assert caught.value.fault.kind is FaultKind.REFUSED_INPUT
 
 

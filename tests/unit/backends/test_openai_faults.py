@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from gateway.backends.openai.faults import UpstreamError, Waiting, error_of, fault_in_answer, fault_of
+from gateway.backends.llm.openai_faults import UpstreamError, Waiting, error_of, fault_in_answer, fault_of
 from gateway.core.errors import FaultKind as K
 from gateway.core.texts import GENERIC_REFUSAL
 

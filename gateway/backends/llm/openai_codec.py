@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.backends.openai.faults import error_in, fault_in_answer
+from gateway.backends.llm.openai_faults import error_in, fault_in_answer
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.sse import SseParser, SseTooLarge
-from gateway.core.types import ChatPayload, Delta, Message, Metered, Usage
+from gateway.core.types import Delta, Message, Metered, OpenAIPayload, Usage
 
 DONE: Final = b"[DONE]"
 
@@ -26,7 +26,7 @@ class ChatRequest:
     added_usage: bool
 
 
-def encode(payload: ChatPayload, model: str) -> ChatRequest:
+def encode(payload: OpenAIPayload, model: str) -> ChatRequest:
     """The caller's body in a copy, with the backend's own model name, and usage asked for where streamed.
 
     Raises `BackendError` REFUSED_INPUT if the body cannot be written as JSON (lone surrogates, 255 levels and more).

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from gateway.backends.openai import codec as openai_codec
-from gateway.backends.openai.faults import Waiting, fault_of
-from gateway.backends.openai.http_client import HttpClient
-from gateway.backends.openai.http_connection import Connection, HttpError, Trouble
+from gateway.backends.llm import openai_codec
+from gateway.backends.llm.http_client import HttpClient
+from gateway.backends.llm.http_connection import Connection, HttpError, Trouble
+from gateway.backends.llm.openai_faults import Waiting, fault_of
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFigures
 from gateway.core.texts import logged
-from gateway.core.types import BackendCall, BackendEvent, ChatPayload, Place
+from gateway.core.types import BackendCall, BackendEvent, EngineLoad, OpenAIPayload, Place
 
 PROBE_TIMEOUT_US: Final = 1_000_000
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # Triton's OpenAI front end bounds bodies by the same
@@ -42,6 +42,8 @@ class OpenAIBackend:
         headers: sent with every request.
     """
 
+    speaks: Final = "openai"
+
     def __init__(
         self,
         name: str,
@@ -54,6 +56,7 @@ class OpenAIBackend:
         if api_key:
             fixed["authorization"] = f"Bearer {api_key}"
         self.name = name
+        self.is_probed = True
         self._client = HttpClient(base_url, headers=fixed)
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
@@ -63,7 +66,7 @@ class OpenAIBackend:
         turns into an error raises at that point. Closing the iterator closes the connection at once.
         """
         payload = call.payload
-        if not isinstance(payload, ChatPayload):
+        if not isinstance(payload, OpenAIPayload):
             raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="a tensor call to a chat backend"))
         request = openai_codec.encode(payload, call.model)
         try:
@@ -83,6 +86,10 @@ class OpenAIBackend:
         except HttpError as error:
             raise _translated(error) from error
         yield openai_codec.message(body)
+
+    def engine_load(self, replica: str) -> EngineLoad | None:  # noqa: ARG002 - the port's
+        """Not read yet."""
+        return None
 
     def replicas(self) -> Sequence[str]:
         """One endpoint."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.backends.openai.http_connection import Connection, HttpError, Trouble
+from gateway.backends.llm.http_connection import Connection, HttpError, Trouble
 
 CONNECT_TIMEOUT_US: Final = 2_000_000
 IDLE_US: Final = 4_000_000  # below the 5 s after which uvicorn, and so vLLM, closes an idle connection

@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 import pytest
 
-from gateway.backends.openai.backend import OpenAIBackend
+from gateway.backends.llm.backend import OpenAIBackend
 from gateway.core.errors import BackendError, FaultKind
-from gateway.core.types import BackendCall, ChatPayload, Delta, Message, Metered, Place, TensorPayload, Usage
+from gateway.core.types import BackendCall, Delta, Message, Metered, OpenAIPayload, Place, TensorPayload, Usage
 from tests.kit.upstream import (
     DONE,
     FIN,
@@ -36,7 +36,7 @@ SHORT_US = 40_000
 
 
 def call(*, stream=False, payload=None, **body):
-    payload = payload or ChatPayload(body={"model": "task", "messages": [], **body}, stream=stream)
+    payload = payload or OpenAIPayload(body={"model": "task", "messages": [], **body}, stream=stream)
     return BackendCall(request_id="req-1", model="theirs", version="", payload=payload)
 
 
@@ -401,7 +401,7 @@ async def test_a_kept_connection_that_the_upstream_gave_up_is_replaced_in_silenc
     whole = json_reply(200, completion())
     async with Upstream(whole, [RST], whole) as up:
         backend = OpenAIBackend("llm", up.base_url)
-        call = BackendCall(request_id="r", model="m", version="", payload=ChatPayload(body={}))
+        call = BackendCall(request_id="r", model="m", version="", payload=OpenAIPayload(body={}))
         for _ in range(2):
             assert [type(item) async for item in backend.infer(call, timeout_us=LONG_US)] == [Message]
         await backend.close()
@@ -411,7 +411,7 @@ async def test_a_kept_connection_that_the_upstream_gave_up_is_replaced_in_silenc
 async def test_a_new_connection_is_tried_once():
     async with Upstream([RST], json_reply(200, completion())) as up:
         backend = OpenAIBackend("llm", up.base_url)
-        call = BackendCall(request_id="r", model="m", version="", payload=ChatPayload(body={}))
+        call = BackendCall(request_id="r", model="m", version="", payload=OpenAIPayload(body={}))
         with pytest.raises(BackendError) as failed:
             _ = [item async for item in backend.infer(call, timeout_us=LONG_US)]
         await backend.close()
