@@ -75,7 +75,7 @@ class _LLMEndpoint(_Backend):
     base_url: str = Field(description="up to and with /v1; several equal endpoints are separated by commas")
     api_key_env: str | None = Field(
         default=None,
-        description="environment variable that holds the endpoint's key; while it is not set the backend is switched off",
+        description="environment variable that holds the endpoint's key; not set: the backend is switched off",
     )
     headers: Mapping[str, str] = Field(default_factory=dict, description="sent with every request")
     models: Mapping[str, str] = Field(
@@ -83,20 +83,20 @@ class _LLMEndpoint(_Backend):
     )
     hosted: bool = Field(
         default=False,
-        description="somebody else's API: it is not probed or asked for metrics; requests tell its health",
+        description="somebody else's API: not probed, not asked for metrics; requests tell its health",
     )
     connect_timeout_ms: int = Field(default=2_000, ge=1, le=600_000)
     first_token_timeout_ms: int | None = Field(
         default=None,
         ge=1,
-        description="from the request sent to its answer's first part; default: the task's own limits",
+        description="from the request to its answer's first part; default: the task's own limits",
     )
     idle_timeout_ms: int = Field(default=60_000, ge=1, description="between two parts of an answer")
     usd_per_hour: float | None = Field(
         default=None,
         ge=0,
         le=1e6,
-        description="what one such server costs; requests share it by the time that they take of it, instead of a price",
+        description="what one such server costs, shared by its requests by the time that they take of it",
     )
 
     @field_validator("base_url")
@@ -135,9 +135,7 @@ class AnthropicSettings(_LLMEndpoint):
 
     kind: Literal["anthropic"]
     base_url: str = "https://api.anthropic.com/v1"
-    max_tokens: int = Field(
-        default=4096, ge=1, description="asked for where the caller sets no bound: the API wants one"
-    )
+    max_tokens: int = Field(default=4096, ge=1, description="where the caller sets no bound: the API wants one")
 
 
 class TritonGenerateSettings(_LLMEndpoint):

@@ -38,13 +38,16 @@ from gateway.pipeline import Pipeline, Task
 from gateway.ports import Backend, EventLog, Leases, Limiter, Observer, RuleSource, SequenceStore
 from gateway.sequences import PinnedSequences
 from gateway.settings import (
+    AnthropicSettings,
     BackendSettings,
     ConfigError,
     KeySettings,
+    LLMSettings,
     LocalSettings,
     OpenAISettings,
     Settings,
     TaskSettings,
+    TritonGenerateSettings,
     TritonSettings,
     local_socket,
 )
@@ -169,7 +172,7 @@ async def _model_servers(settings: Settings, stack: AsyncExitStack) -> Servers:
     repositories: dict[str, str] = {}
     kinds: dict[str, str] = {}
     for name, backend in settings.backends.items():
-        if isinstance(backend, OpenAISettings):
+        if isinstance(backend, LLMSettings):
             continue
         kinds[name] = backend.kind
         if not backend.enabled:
@@ -236,7 +239,7 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
     match settings:
         case TritonSettings():
             return await TritonBackend.open(name, settings.url, compression=settings.compression)
-        case OpenAISettings():
+        case OpenAISettings() | AnthropicSettings() | TritonGenerateSettings():
             return OpenAIBackend(name, settings.base_url, api_key=settings.api_key(), headers=settings.headers)
         case LocalSettings():
             if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
