@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit check fix bench clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ endif
 test-unit: setup  ## the unit tests alone
 	@$(PY) -m pytest tests/unit -n 2 -q $(ARGS)
 
+test-vllm: setup  ## the LLM plane against a real vLLM on the CPU; makes its environment (4 GB) when it is missing
+	@$(PY) -m tests.vllm.environment
+	@$(PY) -m pytest tests/vllm -n 0 $(ARGS)
+
 check: setup  ## format, lint, types, import contracts, fast tests: what must be green before a commit
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
@@ -46,6 +50,6 @@ bench: setup  ## measure the gateway on this machine; ARGS="..." goes to the ben
 
 clean:  ## remove the environments, built weights, run state and caches (stops the stack first)
 	@$(MAKE) --no-print-directory down ARGS=
-	@rm -rf .venv .venv-triton .run build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-triton .venv-vllm .run build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find triton_models \( -name '*.pt' -o -name tokenizer.json -o -name labels.txt -o -name weights.npz -o -name '*.onnx' -o -name characters.txt -o -name .build.json \) -delete
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

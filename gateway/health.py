@@ -12,6 +12,7 @@ from typing import Final
 from gateway.core.attempts import CONSEQUENCES
 from gateway.core.breaker import ANY, Breaker, BreakerBoard, server_of
 from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.loads import LoadBoard
 from gateway.core.rules import RuleSet
 from gateway.core.types import Place
 from gateway.gate import Gate
@@ -37,7 +38,7 @@ class _Traces:
 class Prober:
     """Owns the probing tasks; `start` returns after the first round, so that the first request knows health."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it watches and tells
         self,
         *,
         backends: Mapping[str, Backend],
@@ -47,6 +48,7 @@ class Prober:
         observer: HealthObserver,
         healer: Healer | None = None,
         gates: Mapping[str, Gate] | None = None,
+        loads: LoadBoard | None = None,
     ) -> None:
         self._backends = backends
         self._rules = rules
@@ -55,6 +57,7 @@ class Prober:
         self._observer = observer
         self._healer = healer
         self._gates = gates or {}
+        self._loads = loads or LoadBoard()
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[Place, bool] = {}
         self._traces: dict[Place, _Traces] = {}
@@ -81,8 +84,9 @@ class Prober:
         servers = {server_of(place) for place in named}
         called = self._called(named, servers)
         self._board.keep_only(named | servers | called)
+        self._loads.keep_only(named | called)
         out = {place for place in servers | called if self._board.of(place).open_until_us is not None}
-        probed = {place for place in named | out if place.backend in self._backends}
+        probed = {p for p in named | out if p.backend in self._backends and self._backends[p.backend].is_probed}
         self._told = {place: healthy for place, healthy in self._told.items() if place in probed}
         await asyncio.gather(*(self._probe(place) for place in probed))
         if self._healer is not None:
@@ -152,6 +156,8 @@ class Prober:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 self._observer.figures(name, await backend.figures())
+            loads = {replica: backend.engine_load(replica) for replica in backend.replicas() or ("",)}
+            self._observer.engines(name, {replica: load for replica, load in loads.items() if load is not None})
         except (BackendError, TimeoutError):
             return  # the probe has told it already
 

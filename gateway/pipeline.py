@@ -6,11 +6,14 @@ refusal; a failure after it ends the stream with the error raised, never with a 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from gateway.core import attempts, rate_limit, routing
+from gateway import hedging
+from gateway.attempt import Attempt, Task
+from gateway.core import attempts, cost, rate_limit, routing, tokens
+from gateway.core.attempts import RetryBudget
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import (
     BackendError,
@@ -21,57 +24,53 @@ from gateway.core.errors import (
     InternalError,
     RateLimited,
 )
+from gateway.core.loads import LoadBoard
 from gateway.core.record import RequestRecord
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
+from gateway.core.strategies import Option
 from gateway.core.types import (
-    Answer,
-    BackendCall,
-    BackendEvent,
     Event,
     Finished,
     InferenceRequest,
-    Message,
-    Metered,
+    OpenAIPayload,
     Part,
     Place,
     Route,
     Started,
-    Tensors,
     Timing,
     Usage,
     Verdict,
+    Work,
 )
 from gateway.gate import Gate
 from gateway.ports import Backend, Clock, Limiter, Observer, RuleSource, Sequences
-from gateway.tasks.contract import Contract, located
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A task as configured: its contract, how long it may take, and how long a backend may take to begin."""
-
-    name: str
-    contract: Contract
-    timeout_us: int
-    attempt_timeout_us: int
+__all__ = ["Pipeline", "Task"]
 
 
 @dataclass(slots=True, kw_only=True)
 class Walk:
-    """What is known of one request so far; written by the steps, read by settle."""
+    """What is known of one request so far; written by the steps, read by settle. `won` is the attempt that answers."""
 
     verdict: Verdict = field(default_factory=lambda: Verdict(allowed=True))
     admitted_us: int | None = None
     plan: Plan | None = None
+    work: Work | None = None
+    attempts: list[Attempt] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    won: Attempt | None = None
     route: Route | None = None
-    backend_us: int = 0  # spent waiting for backends, all attempts together
-    last_wait_us: int = 0
-    gate_us: int = 0  # spent in our own queues, all attempts together
-    version: str = ""
-    queue_us: int | None = None
-    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def last(self) -> Attempt | None:
+        """The attempt that answers, or the one made last."""
+        return self.won or (self.attempts[-1] if self.attempts else None)
+
+    @property
+    def usage(self) -> Usage:
+        """What it used up, with its cost."""
+        return self.last.usage if self.last else Usage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +87,10 @@ class Pipeline:
     observer: Observer
     clock: Clock
     draw: Draw
+    loads: LoadBoard = field(default_factory=LoadBoard)
+    prices: cost.PriceTable = field(default_factory=cost.PriceTable)
+    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+    budgets: dict[str, RetryBudget] = field(default_factory=dict)
 
     async def handle(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
         """Answer `request` as events. Raises `GatewayError` and nothing else.
@@ -103,7 +106,7 @@ class Pipeline:
             walk.admitted_us = self.clock()
             _refuse_if_limited(walk.verdict)
             # 2 route: ordered candidates, each other place with the reason why not.
-            walk.plan = self.plan(request)
+            walk.plan = self.plan(request, walk)
             if request.sequence is not None:  # what has begun goes on where its state is
                 walk.plan = await self.sequences.route(request, walk.plan)
             # 3 dispatch: the first candidate that begins to answer has the request.
@@ -126,126 +129,125 @@ class Pipeline:
 
     async def _dispatch(self, request: InferenceRequest, plan: Plan, walk: Walk) -> AsyncGenerator[Event, None]:
         """Try candidates until one begins to answer, then pass on all that it says."""
-        task = self.tasks[request.task]
+        self._budget(request).request()
         while True:
-            step = attempts.next_attempt(
-                plan,
-                walk.faults,
-                now_us=self.clock(),
-                deadline_us=request.deadline_us,
-                attempt_timeout_us=task.attempt_timeout_us,
-            )
-            if isinstance(step, attempts.GiveUp):
-                raise step.error
-            if walk.faults and (reason := self.why_not(step.place)):  # health has moved on since the plan was made
-                walk.faults.append(Fault(kind=FaultKind.UNAVAILABLE, message=reason))
-                continue
+            step = await self._next_step(request, plan, walk)
             try:
-                async with aclosing(self._attempt(request, task, step, walk)) as answers:
-                    async for answer in answers:
-                        if walk.route is None:
-                            walk.route = _route(plan, step.place, walk)
+                async with aclosing(self._answers(request, plan, step, walk)) as answers:
+                    async for attempt, part in answers:
+                        if walk.won is None:
+                            walk.won, walk.route = attempt, _route(plan, attempt, walk)
                             yield Started(route=walk.route, verdict=walk.verdict)
-                        yield answer
+                        yield part
             except BackendError as failed:
-                walk.faults.append(located(failed.fault, task.contract.tensor_fields))
+                walk.faults.append(failed.fault)
                 if request.sequence is not None:
                     await self.sequences.failed(request, step.place, failed.fault)
-                if walk.route is not None:  # a part has left: no second backend may continue it
+                if walk.won is not None:  # a part has left: no second backend may continue it
                     raise attempts.broken_off() from failed
             else:
                 return
 
-    async def _attempt(
-        self, request: InferenceRequest, task: Task, step: attempts.Try, walk: Walk
-    ) -> AsyncGenerator[Part, None]:
-        """What one candidate answers, in the task's own form. Raises `BackendError`."""
-        place = step.place
-        began_us = self.clock()
-        has_begun = False
-        gate = self.gates[place.backend]
-        with self._attempted(request, step, task, walk):
-            if await gate.enter(place.replica, priority=request.priority, within_us=step.begin_within_us):
-                walk.gate_us += self.clock() - began_us
-            try:
-                call = await self._call(request, task, place)
-                # What comes whole has begun when it ends: the backend's own bound does. A stream may go on for longer.
-                begin_by_us = began_us + step.begin_within_us if call.payload.stream else None
-                end_by_us = began_us + (step.timeout_us if call.payload.stream else step.begin_within_us)
-                answers = self.backends[place.backend].infer(call, timeout_us=end_by_us - self.clock())
-                async with aclosing(answers) as events:
-                    while (
-                        event := await self._next(events, walk, by_us=None if has_begun else begin_by_us)
-                    ) is not None:
-                        answer = _answer(task, request, event, walk)
-                        if answer is None:
-                            continue
-                        if not has_begun:
-                            has_begun = True
-                            self.board.began(place)  # it works again: others need not wait for the end
-                        yield answer
-            finally:
-                gate.leave(place.replica)
-            if not has_begun:
-                raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
-        if request.sequence is not None:
-            await self.sequences.answered(request, version=walk.version)
+    async def _next_step(self, request: InferenceRequest, plan: Plan, walk: Walk) -> attempts.Try:
+        """Where to go next, its pause waited. Raises the `GatewayError` to give up with."""
+        while True:
+            now_us = self.clock()
+            if not plan.candidates:
+                raise attempts.nobody(plan, cooling_us=self.board.shortest_cooling_us(plan.refusals, now_us))
+            step = attempts.next_attempt(
+                plan,
+                walk.faults,
+                now_us=now_us,
+                deadline_us=request.deadline_us,
+                attempt_timeout_us=self.tasks[request.task].attempt_timeout_us,
+                draw=self.draw,
+            )
+            if isinstance(step, attempts.GiveUp):
+                raise step.error
+            if not walk.faults:
+                return step
+            if step.pause_us:
+                await asyncio.sleep(step.pause_us / 1e6)
+            if reason := self.why_not(step.place):  # health has moved on since the plan was made
+                walk.faults.append(Fault(kind=FaultKind.UNAVAILABLE, message=reason, place=step.place))
+            elif self._budget(request).take(self.clock()):
+                return step
+            else:
+                raise attempts.told(walk.faults)
 
-    async def _call(self, request: InferenceRequest, task: Task, place: Place) -> BackendCall:
-        return BackendCall(
-            request_id=request.id,
-            model=place.model,
-            version=place.version,
-            replica=place.replica,
-            payload=task.contract.payload(request.input),
-            sequence=None if request.sequence is None else await self.sequences.bind(request, place),
+    def _budget(self, request: InferenceRequest) -> RetryBudget:
+        return self.budgets.setdefault(request.task, RetryBudget())
+
+    async def _answers(
+        self, request: InferenceRequest, plan: Plan, step: attempts.Try, walk: Walk
+    ) -> AsyncGenerator[tuple[Attempt, Part], None]:
+        """What the place of `step` answers, or, hedged, the place that begins first. Raises `BackendError`."""
+
+        def attempt(at: attempts.Try) -> Attempt:
+            task = self.tasks[request.task]
+            walk.attempts.append(Attempt(request=request, task=task, plan=plan, step=at, on=self, work=walk.work))
+            return walk.attempts[-1]
+
+        def second() -> Attempt | None:
+            now_us = self.clock()
+            other = attempts.second_attempt(plan, step, self.why_not, now_us=now_us, deadline_us=request.deadline_us)
+            return attempt(other) if other and self._budget(request).take(now_us) else None
+
+        first = attempt(step)
+        after_us = self._hedge_after_us(request, plan, step, walk)
+        if after_us is None:
+            async with aclosing(first.answers()) as parts:
+                async for part in parts:
+                    yield first, part
+            return
+        async with aclosing(hedging.first_to_begin(first, second, after_us=after_us, lost=walk.faults)) as both:
+            async for winner, part in both:
+                yield winner, part
+
+    def _hedge_after_us(self, request: InferenceRequest, plan: Plan, step: attempts.Try, walk: Walk) -> int | None:
+        """After how long without a first token a second copy is sent; None where none is."""
+        if not plan.hedge or walk.faults or request.priority != "interactive" or len(plan.candidates) == 1:
+            return None
+        return self.loads.standing(step.place, now_us=self.clock()).usual_first_token_us
+
+    def plan(self, request: InferenceRequest, walk: Walk | None = None) -> Plan:
+        """Where `request` goes now."""
+        state = routing.State(
+            why_not=self.why_not, loads=self.replica_loads, draw=self.draw, pool=self._pool(request, walk or Walk())
+        )
+        return routing.plan(self.rules.current(), request, state)
+
+    def _pool(self, request: InferenceRequest, walk: Walk) -> routing.Pool | None:
+        """What is asked where a strategy weighs the places of a generative request."""
+        form = self.tasks[request.task].contract.forms.get("openai")
+        if form is None:
+            return None
+
+        def work() -> Work:
+            payload = form.payload(request.input)
+            walk.work = (
+                tokens.work_of(payload) if isinstance(payload, OpenAIPayload) else Work(input_tokens=0, output_tokens=0)
+            )
+            return walk.work
+
+        return routing.Pool(option=self._option, work=work)
+
+    def _option(self, place: Place, work: Work) -> Option:
+        backend = self.backends[place.backend]
+        return Option(
+            place=place,
+            standing=self.loads.standing(place, now_us=self.clock()),
+            engine=backend.engine_load(place.replica),
+            expected_nano_usd=self._expected_nano_usd(place, work),
         )
 
-    @contextmanager
-    def _attempted(self, request: InferenceRequest, step: attempts.Try, task: Task, walk: Walk) -> Iterator[None]:
-        """The breaker hears of an attempt: that it is made, and whether it fails."""
-        self.board.trying(step.place, now_us=self.clock(), within_us=step.begin_within_us)
-        try:
-            yield
-        except BackendError as failed:
-            if request.model:
-                failed.fault = attempts.named_by_caller(failed.fault)
-            if attempts.blames_backend(
-                failed.fault,
-                waited_us=walk.last_wait_us,
-                attempt_timeout_us=task.attempt_timeout_us,
-                is_named_by_caller=bool(request.model),
-            ):
-                self.board.failed(step.place, now_us=self.clock(), fault=failed.fault)
-            else:
-                self.board.released(step.place)
-            raise
-        except BaseException:  # the caller left, or its input was bad after all: no verdict on the backend
-            self.board.released(step.place)
-            raise
-        else:
-            self.board.answered(step.place)
-
-    async def _next(
-        self, events: AsyncGenerator[BackendEvent, None], walk: Walk, *, by_us: int | None
-    ) -> BackendEvent | None:
-        """The next event, at `by_us` at the latest; None at the end. Only this waiting is the backend's time."""
-        began_us = self.clock()
-        try:
-            if by_us is None:
-                return await anext(events, None)
-            async with asyncio.timeout((by_us - began_us) / 1e6):
-                return await anext(events, None)
-        except TimeoutError:
-            raise BackendError(Fault(kind=FaultKind.TIMEOUT, message="did not begin to answer in time")) from None
-        finally:
-            walk.last_wait_us = self.clock() - began_us
-            walk.backend_us += walk.last_wait_us
-
-    def plan(self, request: InferenceRequest) -> Plan:
-        """Where `request` may go now, by the rules in force."""
-        state = routing.State(why_not=self.why_not, loads=self.loads, draw=self.draw)
-        return routing.plan(self.rules.current(), request, state)
+    def _expected_nano_usd(self, place: Place, work: Work) -> int | None:
+        """What `work` will cost there: by its price, or by what a token has cost of the server's time so far."""
+        if place.backend in self.usd_per_hour:
+            seen = self.loads.standing(place, now_us=self.clock()).nano_usd_per_token
+            return 0 if seen is None else int(seen * work.output_tokens)
+        price = self.prices.of(place.backend, place.model)
+        return None if price is None else cost.expected_nano_usd(price, work)
 
     def why_not(self, place: Place) -> str | None:
         """None where `place` may be tried now, else the reason."""
@@ -255,11 +257,11 @@ class Pipeline:
 
     def why_not_any(self, place: Place) -> str | None:
         """None where some replica of `place` may be tried now, else why the first may not."""
-        replicas = self.loads(place.backend)
+        replicas = self.replica_loads(place.backend)
         reasons = [self.why_not(replace(place, replica=name)) for name in replicas] or [self.why_not(place)]
         return None if None in reasons else reasons[0]
 
-    def loads(self, backend: str) -> Mapping[str, int]:
+    def replica_loads(self, backend: str) -> Mapping[str, int]:
         """The replicas of a backend, and how many requests of this process each has to do."""
         found, gate = self.backends.get(backend), self.gates.get(backend)
         return {} if found is None or gate is None else {name: gate.load(name) for name in found.replicas()}
@@ -267,6 +269,9 @@ class Pipeline:
     def _settle(self, request: InferenceRequest, walk: Walk, error: GatewayError | None) -> None:
         """No await in here, so that a cancellation cannot cut it short."""
         timing = self._timing(request, walk)
+        last = walk.last
+        if walk.route is None and walk.plan and last and last.is_sent and not last.has_failed:
+            walk.route = _route(walk.plan, last, walk)  # the caller left before an answer: the work was done there
         self.observer.ended(
             RequestRecord(
                 id=request.id,
@@ -280,6 +285,7 @@ class Pipeline:
                 faults=tuple(walk.faults),
                 route=walk.route,
                 timing=timing,
+                first_token_us=last.first_part_us if last else None,
                 usage=walk.usage,
                 degraded=walk.verdict.degraded,
             )
@@ -287,11 +293,13 @@ class Pipeline:
 
     def _timing(self, request: InferenceRequest, walk: Walk) -> Timing:
         now_us = self.clock()
+        gate_us = sum(attempt.gate_us for attempt in walk.attempts)
+        queue_us = walk.last.queue_us if walk.last else None
         return Timing(
             total_us=now_us - request.received_us,
             admit_us=(walk.admitted_us or now_us) - request.received_us,
-            backend_us=walk.backend_us,
-            queue_us=(walk.queue_us or 0) + walk.gate_us if walk.gate_us else walk.queue_us,
+            backend_us=sum(attempt.backend_us for attempt in walk.attempts),
+            queue_us=(queue_us or 0) + gate_us if gate_us else queue_us,
         )
 
 
@@ -300,25 +308,13 @@ def _refuse_if_limited(verdict: Verdict) -> None:
         raise RateLimited(f"limit reached: {verdict.name}", retry_after_us=verdict.retry_after_us)
 
 
-def _answer(task: Task, request: InferenceRequest, event: BackendEvent, walk: Walk) -> Part | None:
-    """An event in the task's own form; None where it is for our books alone."""
-    if isinstance(event, Metered):
-        walk.usage = event.usage
-        return None
-    if isinstance(event, Tensors):
-        walk.version, walk.queue_us = event.version, event.queue_us
-    answer = task.contract.answer(event, request.input)
-    if isinstance(answer, Answer | Message):
-        walk.usage = answer.usage
-    return answer
-
-
-def _route(plan: Plan, place: Place, walk: Walk) -> Route:
+def _route(plan: Plan, attempt: Attempt, walk: Walk) -> Route:
+    place = attempt.step.place
     return Route(
         backend=place.backend,
         model=place.model,
-        version=walk.version or place.version,
+        version=attempt.version or place.version,
         rule=plan.rule,
-        attempts=len(walk.faults) + 1,
+        attempts=max(len(walk.faults) + 1, len(walk.attempts)),
         replica=place.replica,
     )

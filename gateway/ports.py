@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Protocol, runtime_checkable
 
 from gateway.core.breaker import Breaker
@@ -356,4 +357,38 @@ class HealthObserver(Protocol):
 
     def healed(self, place: Place, outcome: str) -> None:
         """A model whose process had died was loaded anew (`healed`), or could not be (`failed`, `not_allowed`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """What a tenant has used up of one model for one task, on one day (in UTC, the day on which requests ended).
+
+    Attributes:
+        requests: those that were answered, or used something up; `failed` of them came to no good end.
+        input_tokens / output_tokens: all of them, `cached_tokens` and `reasoning_tokens` included.
+        estimated_requests: those whose tokens the gateway has estimated, as the backend did not tell.
+        cost_nano_usd: in 1e-9 US dollars; 0 also where no price is known.
+    """
+
+    day: date
+    tenant: str
+    task: str
+    backend: str
+    model: str
+    requests: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated_requests: int = 0
+    cost_nano_usd: int = 0
+
+
+class UsageSource(Protocol):
+    """The books of what was used up, as all workers wrote them. Raises `RulesUnavailable`."""
+
+    async def read(self, first_day: date, last_day: date) -> Sequence[UsageRow]:
+        """Every row of these days, the last included, in the order of days and names."""
         ...

@@ -281,7 +281,7 @@ class Settings(_Section):
     def check_rules(self, rules: Sequence[Rule]) -> None:
         """Raise `RuleError` for rules that do not fit the backends and tasks here."""
         check_targets(rules, backends=self.backends, tasks=self.tasks)
-        check_models(rules, naming=[name for name, task in self.tasks.items() if task.contract == "tensor"])
+        check_models(rules, naming=[name for name, task in self.tasks.items() if task.contract in ("tensor", "chat")])
 
 
 def load_settings(path: Path) -> Settings:

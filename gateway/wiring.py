@@ -1,6 +1,7 @@
 """The composition root: settings -> running objects, and in reverse order away again. Nothing else builds them."""
 
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
@@ -25,12 +27,16 @@ from gateway.api.app import create_app
 from gateway.api.auth import KeyRing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api
-from gateway.backends.llm.backend import OpenAIBackend
+from gateway.backends.llm.backend import Limits, LLMBackend
+from gateway.backends.llm.codec import Codec
+from gateway.backends.llm.openai_codec import OpenAICodec
 from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
+from gateway.core.cost import PriceError, PriceTable, parse_prices
 from gateway.core.errors import Fault
-from gateway.core.rules import RuleSet, parse_rules
-from gateway.core.types import Caller, Place
+from gateway.core.loads import LoadBoard
+from gateway.core.rules import Rule, RuleError, RuleSet, check_prices, check_speech, parse_rules
+from gateway.core.types import Caller, Place, Speech
 from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
@@ -73,6 +79,25 @@ _log = logging.getLogger(__name__)
 def check(settings: Settings) -> None:
     """All that can be known without the network and that settings alone do not know. Raises `ConfigError`."""
     _tasks(settings)
+    _prices(settings)
+    try:
+        check_rules(settings, parse_rules(settings.rules))
+    except RuleError as error:
+        raise ConfigError(f"rules: {error}") from error
+
+
+def check_rules(settings: Settings, rules: Sequence[Rule]) -> None:
+    """Raise `RuleError` for rules that do not fit the backends, the tasks and the prices here."""
+    settings.check_rules(rules)
+    speeches: dict[str, Speech] = {
+        name: "openai" if isinstance(backend, LLMSettings) else "tensors" for name, backend in settings.backends.items()
+    }
+    contracts = {name: CONTRACTS[task.contract] for name, task in settings.tasks.items() if task.contract in CONTRACTS}
+    check_speech(
+        rules, backends=speeches, tasks={name: frozenset(contract.speaks) for name, contract in contracts.items()}
+    )
+    prices, by_time = _prices(settings), _usd_per_hour(settings)
+    check_prices(rules, has_price=lambda at: True if at.backend in by_time else prices.of(at.backend, at.model))
 
 
 def monotonic_us() -> int:
@@ -97,11 +122,12 @@ async def data_plane(
             stack.callback(access_log.flush)
             observers.append(access_log)
         backends = await _backends(settings, stack)
+        prices = _prices(settings)
         stores = await _stores(settings, stack)
         observers += stores.observers
         if stores.deaths is not None:
             _share_deaths(stores.deaths, backends, board)
-        gates = {name: _gate(settings.backends[name]) for name in backends}
+        gates, loads = {name: _gate(settings.backends[name]) for name in backends}, LoadBoard()
         healer = Healer(backends=backends, board=board, leases=stores.leases, observer=metrics, events=stores.events)
         prober = Prober(
             backends=backends,
@@ -111,6 +137,7 @@ async def data_plane(
             observer=metrics,
             healer=healer,
             gates=gates,
+            loads=loads,
         )
         stack.push_async_callback(prober.close)
         await prober.start()
@@ -125,6 +152,9 @@ async def data_plane(
             observer=Observers(observers),
             clock=monotonic_us,
             draw=random.random,
+            loads=loads,
+            prices=prices,
+            usd_per_hour=_usd_per_hour(settings),
         )
         api = Api(
             pipeline=pipeline,
@@ -143,6 +173,7 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
         raise ConfigError("redis.url: the control plane needs the Redis that the workers share")
     if not settings.server.admin_token():
         raise ConfigError(f"set the admin token in the environment variable {settings.server.admin_token_env}")
+    check = functools.partial(check_rules, settings)
     async with AsyncExitStack() as stack:
         client = _redis(settings)
         stack.push_async_callback(client.aclose)
@@ -153,13 +184,13 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
             rules=rules,
             store=RedisDeployStore(client, settings.redis.prefix),
             outcomes=RedisOutcomes(client, settings.redis.prefix),
-            check=settings.check_rules,
+            check=check,
         )
         stack.push_async_callback(deploys.close)
         yield create_admin_app(
             rules,
             settings.server.admin_token(),
-            settings.check_rules,
+            check,
             tuple(settings.tasks),
             models=ModelPlane(servers=servers, deploys=deploys, events=RedisEvents(client, settings.redis.prefix)),
         )
@@ -225,7 +256,9 @@ async def _backends(settings: Settings, stack: AsyncExitStack) -> Mapping[str, B
     """Every enabled backend; those that rules name but that are switched off are simply not there."""
     backends: dict[str, Backend] = {}
     for name, backend in settings.backends.items():
-        if backend.enabled:
+        if isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
+            _log.info("backend is off: its key's variable is not set", extra={"backend": name})
+        elif backend.enabled:
             try:
                 backends[name] = await _backend(name, backend)
             except ValueError as error:
@@ -239,14 +272,56 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
     match settings:
         case TritonSettings():
             return await TritonBackend.open(name, settings.url, compression=settings.compression)
-        case OpenAISettings() | AnthropicSettings() | TritonGenerateSettings():
-            return OpenAIBackend(name, settings.base_url, api_key=settings.api_key(), headers=settings.headers)
+        case OpenAISettings():
+            return _llm_backend(name, settings, OpenAICodec(settings.apis))
+        case AnthropicSettings() | TritonGenerateSettings():
+            raise ValueError("this kind has no codec yet")
         case LocalSettings():
             if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
                 return await TritonBackend.open(name, shared)
             from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
 
             return await LocalBackend.open(name, settings.repository, models=settings.models)
+
+
+def _llm_backend(name: str, settings: LLMSettings, codec: Codec) -> LLMBackend:
+    first_token_ms = settings.first_token_timeout_ms
+    return LLMBackend(
+        name,
+        codec=codec,
+        base_urls=settings.base_urls,
+        api_key=settings.api_key(),
+        headers=settings.headers,
+        models=settings.models,
+        limits=Limits(
+            connect_us=settings.connect_timeout_ms * 1000,
+            first_token_us=None if first_token_ms is None else first_token_ms * 1000,
+            idle_us=settings.idle_timeout_ms * 1000,
+        ),
+        is_hosted=settings.hosted,
+    )
+
+
+def _prices(settings: Settings) -> PriceTable:
+    """The price table of the file that the settings name; empty where they name none. Raises `ConfigError`."""
+    if settings.prices is None:
+        return PriceTable()
+    try:
+        return parse_prices(yaml.safe_load(settings.prices.read_text()))
+    except OSError as error:
+        raise ConfigError(f"prices: {settings.prices}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"prices: {settings.prices}: not valid YAML: {' '.join(str(error).split())}") from error
+    except PriceError as error:
+        raise ConfigError(f"{settings.prices}: {error}") from error
+
+
+def _usd_per_hour(settings: Settings) -> Mapping[str, float]:
+    return {
+        name: backend.usd_per_hour
+        for name, backend in settings.backends.items()
+        if isinstance(backend, LLMSettings) and backend.usd_per_hour is not None
+    }
 
 
 def _gate(settings: BackendSettings) -> Gate:
@@ -280,7 +355,7 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     client = _redis(settings)
     stack.push_async_callback(client.aclose)
     worker_id = f"{socket.gethostname()}-{os.getpid()}"
-    rules = RedisRuleSource(client, settings.redis.prefix, seed, settings.check_rules, worker_id)
+    rules = RedisRuleSource(client, settings.redis.prefix, seed, functools.partial(check_rules, settings), worker_id)
     stack.push_async_callback(rules.close)
     await rules.start()
     limiter = RedisLimiter(client, settings.redis.prefix, local)

@@ -1,4 +1,4 @@
-"""The control plane's HTTP: read, replace and switch the routing rules, and see that all workers run them; models.
+"""The control plane's HTTP: read, replace and switch the routing rules, see that all workers run them; models; usage.
 
 A change names the revision that it was made from (`If-Match`); it is taken whole or refused whole, and its
 answer says how many live workers run it. All under `/admin/v1`; `/healthz/*` needs no token.
@@ -23,9 +23,10 @@ from gateway.admin.models import (
     Workers,
 )
 from gateway.admin.problems import install_problems
+from gateway.admin.usage import usage_routes
 from gateway.core.errors import MalformedRequest, RevisionRequired, StaleRevision, UnknownRule
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document, unrouted
-from gateway.ports import RuleStore
+from gateway.ports import RuleStore, UsageSource
 
 PREFIX = "/admin/v1"
 ATTEMPTS = 5  # of a PATCH that names no revision, against other writers
@@ -42,8 +43,11 @@ def create_admin_app(
     known_tasks: Collection[str],
     *,
     models: ModelPlane | None = None,
+    usage: UsageSource | None = None,
 ) -> FastAPI:
-    """The control plane over `rule_store`, and over `models` where it reaches servers. No `admin_token`: no entry.
+    """The control plane over `rule_store`, `models` where it reaches servers, and the books of `usage`.
+
+    No `admin_token`: no entry.
 
     `check` raises `RuleError` for rules that do not fit the configuration.
     """
@@ -60,6 +64,8 @@ def create_admin_app(
     app.include_router(_health(rule_store))
     if models is not None:
         app.include_router(model_routes(models), prefix=PREFIX)
+    if usage is not None:
+        app.include_router(usage_routes(usage), prefix=PREFIX)
     return app
 
 

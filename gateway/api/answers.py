@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from gateway.api.headers import limit_headers, route_headers
+from gateway.api.headers import cost_headers, limit_headers, route_headers, usd
 from gateway.core.errors import InternalError
-from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started, Tensors, Timing
+from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started, Tensors, Timing, Usage
 from gateway.pipeline import Pipeline
 
 
@@ -31,15 +31,21 @@ async def unary(pipeline: Pipeline, request: InferenceRequest) -> tuple[Started,
     return started, answer, finished
 
 
-def json_answer(document: Any, started: Started | None = None) -> Response:
+def json_answer(document: Any, started: Started | None = None, usage: Usage | None = None) -> Response:
     """`document` as JSON; numpy arrays are written as they are, without a copy into Python numbers."""
     body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(body, media_type="application/json", headers=answer_headers(started) if started else None)
+    return Response(body, media_type="application/json", headers=answer_headers(started, usage) if started else None)
 
 
-def answer_headers(started: Started) -> dict[str, str]:
-    """The state of the limits and the route taken."""
-    return limit_headers(started.verdict) | route_headers(started.route)
+def answer_headers(started: Started, usage: Usage | None = None) -> dict[str, str]:
+    """The state of the limits, the route taken, and the cost where it is known before the answer is sent."""
+    costs = {} if usage is None else cost_headers(usage)
+    return limit_headers(started.verdict) | route_headers(started.route) | costs
+
+
+def exact_usd(nano_usd: int) -> orjson.Fragment:
+    """A cost as a JSON number, with the digits of the header."""
+    return orjson.Fragment(usd(nano_usd))
 
 
 def timing(lengths: Timing) -> dict[str, float | None]:

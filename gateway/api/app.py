@@ -23,6 +23,8 @@ PATHS: Final[tuple[tuple[str, str, Handler, ErrorForm], ...]] = (
     ("GET", "/v1/tasks/{task}", tasks.get_task, problem),
     ("POST", "/v1/tasks/{task}", tasks.infer_task, problem),
     ("POST", "/v1/chat/completions", openai.chat_completions, openai_error),
+    ("POST", "/v1/completions", openai.completions, openai_error),
+    ("POST", "/v1/responses", openai.responses, openai_error),
     ("POST", "/v1/embeddings", openai.embeddings, openai_error),
     ("GET", "/v1/models", openai.list_models, openai_error),
     ("GET", "/v1/models/{model:path}", openai.get_model, openai_error),

@@ -1,9 +1,10 @@
-"""Response headers: the limits' state and the route taken."""
+"""Response headers: the limits' state, the route taken, and what the answer cost."""
 
 from urllib.parse import quote
 
-from gateway.core.types import Route, Verdict
+from gateway.core.types import Route, Usage, Verdict
 
+_NANO = 1_000_000_000
 _AS_THEY_ARE = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~%"
 
 
@@ -26,6 +27,17 @@ def route_headers(route: Route) -> dict[str, str]:
         "x-gateway-attempts": str(route.attempts),
         "x-gateway-rule": route.rule,
     }
+
+
+def cost_headers(usage: Usage) -> dict[str, str]:
+    """What the answer cost; nothing where it has no price."""
+    return {} if usage.cost_nano_usd is None else {"x-gateway-cost-usd": usd(usage.cost_nano_usd)}
+
+
+def usd(nano_usd: int) -> str:
+    """1e-9 US dollars as plain decimal dollars, exact: `0.00004`, `12`; a number in JSON too."""
+    whole, rest = divmod(nano_usd, _NANO)
+    return f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
 
 
 def go_duration(length_us: int) -> str:

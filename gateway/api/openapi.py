@@ -10,8 +10,9 @@ from typing import Any
 from gateway import __version__
 from gateway.api.oip import openapi as openapi_oip
 from gateway.core.errors import DATA_PLANE
+from gateway.core.types import OpenAIApi
 from gateway.pipeline import Task
-from gateway.tasks.chat import Chat
+from gateway.tasks.chat import OBJECTS, REALS, WHOLES, Chat
 
 _JSON = "application/json"
 _REF = "#/components/schemas/"
@@ -55,6 +56,7 @@ _ANSWER_HEADERS = {
         ("x-gateway-model", "string"),
         ("x-gateway-attempts", "integer"),
         ("x-gateway-rule", "string"),
+        ("x-gateway-cost-usd", "number"),
         ("x-ratelimit-limit-requests", "integer"),
         ("x-ratelimit-remaining-requests", "integer"),
         ("x-ratelimit-reset-requests", "string"),
@@ -81,16 +83,9 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
             "parameters": [_path_parameter("task", [t.name for t in tasks.values() if t.contract.is_sequence])],
             "get": _stream(),
         },
-        "/v1/chat/completions": {
-            "post": _post(
-                "createChatCompletion",
-                "OpenAI chat completions; `stream: true` answers server-sent events",
-                {_JSON: {"schema": _chat_body(models)}},
-                {"type": "object"},
-                is_openai=True,
-                streams=True,
-            )
-        },
+        "/v1/chat/completions": {"post": _generated("createChatCompletion", "chat completions", _chat_body(models))},
+        "/v1/completions": {"post": _generated("createCompletion", "plain completions", _completion_body(models))},
+        "/v1/responses": {"post": _generated("createResponse", "responses", _responses_body(models))},
         "/v1/embeddings": {
             "post": _post(
                 "createEmbedding",
@@ -169,14 +164,47 @@ def _task_content() -> dict[str, Any]:
 
 
 def _chat_body(models: Mapping[str, str]) -> dict[str, Any]:
+    messages = {"messages": Chat.input_schema["properties"]["messages"]}
+    return _generative_body(models, "chat/completions", messages, required=["messages"])
+
+
+def _completion_body(models: Mapping[str, str]) -> dict[str, Any]:
+    tokens = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+    part = {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}, tokens]}
+    prompt = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
+    return _generative_body(models, "completions", {"prompt": prompt}, required=["prompt"])
+
+
+def _responses_body(models: Mapping[str, str]) -> dict[str, Any]:
+    fields = {
+        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+        "instructions": {"type": ["string", "null"]},
+        "background": {"enum": [False, None]},
+    }
+    return _generative_body(models, "responses", fields, required=[])
+
+
+def _generative_body(
+    models: Mapping[str, str], api: OpenAIApi, fields: Mapping[str, Any], *, required: list[str]
+) -> dict[str, Any]:
+    """The fields that are checked; all others pass untouched."""
+    wholes = {
+        name: {"type": ["integer", "null"], "minimum": low} | ({"maximum": high} if high else {})
+        for name, (low, high) in WHOLES[api].items()
+    }
+    reals = {name: {"type": ["number", "null"], "minimum": low, "maximum": high} for name, (low, high) in REALS.items()}
     return {
         "type": "object",
         "properties": {
             "model": {"type": "string", "examples": list(models)},
-            "messages": Chat.input_schema["properties"]["messages"],
+            **fields,
             "stream": {"type": ["boolean", "null"]},
+            "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+            **{name: {"type": ["object", "null"]} for name in OBJECTS[api]},
+            **wholes,
+            **reals,
         },
-        "required": ["model", "messages"],
+        "required": ["model", *required],
     }
 
 
@@ -217,6 +245,17 @@ def _post(
             **_errors(is_openai=is_openai),
         },
     }
+
+
+def _generated(name: str, summary: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    return _post(
+        name,
+        f"OpenAI {summary}; `stream: true` answers server-sent events",
+        {_JSON: {"schema": body}},
+        {"type": "object"},
+        is_openai=True,
+        streams=True,
+    )
 
 
 def _get(name: str, summary: str, *, is_openai: bool = False) -> dict[str, Any]:
@@ -294,7 +333,7 @@ def _schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
                     },
                     "required": ["backend", "model", "version", "rule", "attempts"],
                 },
-                "usage": {"type": "object", "additionalProperties": {"type": "integer"}},
+                "usage": _usage(),
                 "timing": {
                     "type": "object",
                     "properties": dict.fromkeys(("total_ms", "admit_ms", "queue_ms", "backend_ms"), number_or_null),
@@ -332,6 +371,18 @@ def _schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "required": ["error"],
         },
     }
+
+
+def _usage() -> dict[str, Any]:
+    counts = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+    properties: dict[str, Any] = {name: {"type": "integer", "minimum": 0} for name in counts}
+    properties["cost_usd"] = {"type": "number", "minimum": 0}
+    for name, told in (
+        ("estimated", "the tokens were counted by the gateway, as the backend did not tell"),
+        ("estimated_scores", "the scores are a model's own guess, not probabilities that it computed"),
+    ):
+        properties[name] = {"const": True, "description": told}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _ref(name: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from gateway.api.answers import json_answer, timing, unary
+from gateway.api.answers import exact_usd, json_answer, timing, unary
 from gateway.api.body import form, gathered, is_json, json_object, media_type
 from gateway.api.endpoint import Visit
 from gateway.api.oip.errors import refusing
@@ -79,10 +79,11 @@ async def _answer(visit: Visit, task: Task, given: object, parameters: object) -
             "task": task.name,
             "output": output,
             "route": _route(started.route),
-            "usage": _usage(answer.usage if isinstance(answer, Answer) else Usage()),
+            "usage": _usage(finished.usage),
             "timing": timing(finished.timing),
         },
         started,
+        finished.usage,
     )
 
 
@@ -161,6 +162,15 @@ def _route(route: Route) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, int]:
-    counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-    return {name: count for name, count in counts.items() if count is not None}
+def _usage(usage: Usage) -> dict[str, Any]:
+    """What is known of it; that something is a guess is said only where it is one."""
+    known = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "cost_usd": None if usage.cost_nano_usd is None else exact_usd(usage.cost_nano_usd),
+        "estimated": usage.is_estimated or None,
+        "estimated_scores": usage.estimated_scores or None,
+    }
+    return {name: value for name, value in known.items() if value is not None}

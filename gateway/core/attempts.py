@@ -1,7 +1,9 @@
 """What to do next after each failed attempt: try the next candidate, or give up with an honest error."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gateway.core import texts
 from gateway.core.errors import (
@@ -16,12 +18,17 @@ from gateway.core.errors import (
     UnknownModel,
     UnsupportedByBackend,
 )
-from gateway.core.routing import Plan
+from gateway.core.replicas import Draw
+from gateway.core.routing import Plan, WhyNot
 from gateway.core.types import Place
 
 TIMER_SLACK_US = 2_000  # an event loop's timer may fire a little early
 MAX_DEAD = 2  # one dead process may be chance, two in a row that one request met are likely its own doing
 MIN_ATTEMPT_US = 5_000  # less than this cannot bring an answer from any backend; do not spend it on a try
+# Pauses before a place is tried again: the openai clients' own (half a second, doubled each time, at most 8 s).
+FIRST_PAUSE_US: Final = 500_000
+LONGEST_PAUSE_US: Final = 8_000_000
+LONGEST_COOLING_US: Final = 600_000_000  # what asks for more is asked again after that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,7 @@ class Consequence:
     Attributes:
         try_next: another candidate may do better.
         blames_backend: the breaker counts it (the caller's own faults must never open it).
+        passes: it may be gone in a moment, so the same place may be tried again, where the rule has `retries`.
         error: what the caller sees when nothing is left to try.
         detail: the sentence that goes with it; None = the backend's own (already cleaned) words.
     """
@@ -39,11 +47,23 @@ class Consequence:
     blames_backend: bool
     error: type[GatewayError]
     detail: str | None
+    passes: bool = False
 
 
 CONSEQUENCES: dict[FaultKind, Consequence] = {
     FaultKind.UNAVAILABLE: Consequence(
-        try_next=True, blames_backend=True, error=NoHealthyBackend, detail="the backend could not be reached"
+        try_next=True,
+        blames_backend=True,
+        error=NoHealthyBackend,
+        detail="the backend could not be reached",
+        passes=True,
+    ),
+    FaultKind.UNREACHABLE: Consequence(
+        try_next=True,
+        blames_backend=True,
+        error=BackendBroke,
+        detail="the backend could not be reached, or closed the connection without an answer",
+        passes=True,
     ),
     FaultKind.TIMEOUT: Consequence(
         try_next=True,
@@ -52,14 +72,18 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
         detail="the backend did not answer in time",
     ),
     FaultKind.OVERLOADED: Consequence(
-        try_next=True, blames_backend=False, error=QueueFull, detail="the backend's queue is full"
+        try_next=True, blames_backend=False, error=QueueFull, detail="the backend's queue is full", passes=True
     ),
     FaultKind.BROKEN: Consequence(
         try_next=True, blames_backend=True, error=BackendBroke, detail="the backend's answer is broken"
     ),
     # Not blamed: an upstream that answers bad input with a 5xx would let one caller take it away from all others.
     FaultKind.FAILED: Consequence(
-        try_next=True, blames_backend=False, error=BackendBroke, detail="the backend failed on this request"
+        try_next=True,
+        blames_backend=False,
+        error=BackendBroke,
+        detail="the backend failed on this request",
+        passes=True,
     ),
     FaultKind.UNKNOWN_MODEL: Consequence(
         try_next=True,
@@ -77,6 +101,8 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
         error=BackendBroke,
         detail="the backend's model does not fit the task: the route or the model is wrong",
     ),
+    # Only a model that takes more is tried next.
+    FaultKind.CONTEXT_TOO_LONG: Consequence(try_next=True, blames_backend=False, error=InvalidInput, detail=None),
     FaultKind.REFUSED_INPUT: Consequence(try_next=False, blames_backend=False, error=InvalidInput, detail=None),
     FaultKind.UNSUPPORTED: Consequence(
         try_next=True,
@@ -89,11 +115,15 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """Send the request to `place`; it must begin to answer within `begin_within_us`, and end within `timeout_us`."""
+    """Send the request to `place`; it must begin to answer within `begin_within_us`, and end within `timeout_us`.
+
+    `pause_us` is to be waited first; the other two count from after it.
+    """
 
     place: Place
     begin_within_us: int
     timeout_us: int
+    pause_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,28 +134,104 @@ class GiveUp:
 
 
 def next_attempt(
-    plan: Plan, faults: Sequence[Fault], *, now_us: int, deadline_us: int, attempt_timeout_us: int
+    plan: Plan,
+    faults: Sequence[Fault],
+    *,
+    now_us: int,
+    deadline_us: int,
+    attempt_timeout_us: int,
+    draw: Draw = lambda: 1.0,
 ) -> Try | GiveUp:
-    """Decide from the faults so far (one per attempt made, oldest first).
+    """Decide from the faults so far (one per attempt made, oldest first, each with its place).
 
     While another candidate remains, a backend must begin to answer within `attempt_timeout_us`, so that a hung one
     leaves time for the next; the last candidate has all that is left. Once it answers, only the deadline counts.
+
+    Where all have failed and the rule has `retries`, those whose fault may pass are tried again in their order, each
+    after a pause that doubles with every round ("full jitter": a random part of it, so that callers who failed together
+    do not come back together), or as long as the place itself asked for.
     """
     if not plan.candidates:
-        return GiveUp(error=_nobody(plan))
+        return GiveUp(error=nobody(plan))
     if faults and (not CONSEQUENCES[faults[-1].kind].try_next or _kills(faults)):
-        return GiveUp(error=_told(faults[-1]))
+        return GiveUp(error=told(faults))
     left_us = deadline_us - now_us
     if left_us < MIN_ATTEMPT_US:
         return GiveUp(error=DeadlineExceeded("the request's time is used up"))
-    if len(faults) >= len(plan.candidates):
-        return GiveUp(error=_told(faults[-1]))
-    is_last = len(faults) == len(plan.candidates) - 1
-    return Try(
-        place=plan.candidates[len(faults)],
-        begin_within_us=left_us if is_last else min(left_us, attempt_timeout_us),
-        timeout_us=left_us,
-    )
+    fresh = _untried(plan, faults)
+    if fresh:
+        begin_us = left_us if len(fresh) == 1 else min(left_us, attempt_timeout_us)
+        return Try(place=fresh[0], begin_within_us=begin_us, timeout_us=left_us)
+    return _again(plan, faults, left_us=left_us, attempt_timeout_us=attempt_timeout_us, draw=draw)
+
+
+def _untried(plan: Plan, faults: Sequence[Fault]) -> Sequence[Place]:
+    """The candidates that are left of the first round. After "context too long" only longer contexts are."""
+    if not faults:
+        return plan.candidates
+    tried = {fault.place for fault in faults}
+    left = [place for place in plan.candidates if place not in tried]
+    too_short = [plan.context(f.place) for f in faults if f.kind is FaultKind.CONTEXT_TOO_LONG and f.place]
+    return [place for place in left if plan.context(place) > max(too_short)] if too_short else left
+
+
+def second_attempt(plan: Plan, first: Try, why_not: WhyNot, *, now_us: int, deadline_us: int) -> Try | None:
+    """Where a hedged request goes too, while the first place has not begun; None where there is no other."""
+    left_us = deadline_us - now_us
+    places = (place for place in plan.candidates if place != first.place and why_not(place) is None)
+    place = next(places, None)
+    if place is None or left_us < MIN_ATTEMPT_US:
+        return None
+    return Try(place=place, begin_within_us=left_us, timeout_us=left_us)
+
+
+def _again(plan: Plan, faults: Sequence[Fault], *, left_us: int, attempt_timeout_us: int, draw: Draw) -> Try | GiveUp:
+    """A further round, if the rule has one and a place's fault may have passed."""
+    rounds = Counter(fault.place for fault in faults)
+    last = {fault.place: fault for fault in faults}
+    passing = [
+        p for p in plan.candidates if p in last and CONSEQUENCES[last[p].kind].passes and rounds[p] <= plan.retries
+    ]
+    if not passing:
+        return GiveUp(error=told(faults))
+    place = min(passing, key=lambda p: rounds[p])  # the first of those that were tried least
+    longest_us = min(FIRST_PAUSE_US << (rounds[place] - 1), LONGEST_PAUSE_US)
+    pause_us = max(int(longest_us * draw()), last[place].retry_after_us or 0)
+    left_us -= pause_us
+    if left_us < MIN_ATTEMPT_US:
+        return GiveUp(error=told(faults))
+    return Try(place=place, begin_within_us=min(left_us, attempt_timeout_us), timeout_us=left_us, pause_us=pause_us)
+
+
+class RetryBudget:
+    """How many further attempts requests may make: a share of the traffic, not a count for each request.
+
+    A token bucket after Finagle's `RetryBudget` (Twitter): each request puts `RETRY_SHARE` in, each second
+    `RETRIES_PER_S`, each further attempt takes one out. When everything fails, the load on what is left grows by that
+    share and not by a multiple. It begins full, so that all that was in flight at a server that dies can go elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._left = RETRY_RESERVE
+        self._since_us = 0
+
+    def request(self) -> None:
+        """A request came."""
+        self._left = min(RETRY_RESERVE, self._left + RETRY_SHARE)
+
+    def take(self, now_us: int) -> bool:
+        """Whether one further attempt may be made now; it is booked then."""
+        passed_us, self._since_us = now_us - self._since_us, now_us
+        self._left = min(RETRY_RESERVE, self._left + max(0, passed_us) * RETRIES_PER_S / 1e6)
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+RETRY_SHARE: Final = 0.2  # Finagle's default
+RETRIES_PER_S: Final = 10.0  # the same
+RETRY_RESERVE: Final = 1000.0
 
 
 def _kills(faults: Sequence[Fault]) -> bool:
@@ -142,7 +248,7 @@ def blames_backend(fault: Fault, *, waited_us: int, attempt_timeout_us: int, is_
     A timeout is the backend's only if it was waited for as long as an attempt may take (`waited_us` is the last wait,
     ours for the backend): a caller's own short timeout, or a caller that reads slowly, must not open a breaker.
     """
-    if fault.kind is FaultKind.TIMEOUT and waited_us < attempt_timeout_us - TIMER_SLACK_US:
+    if fault.kind is FaultKind.TIMEOUT and not fault.is_own_limit and waited_us < attempt_timeout_us - TIMER_SLACK_US:
         return False
     if is_named_by_caller and fault.kind is FaultKind.BROKEN:
         return False
@@ -154,9 +260,12 @@ def broken_off() -> GatewayError:
     return BackendBroke("the backend broke off: what was received is incomplete")
 
 
-def _nobody(plan: Plan) -> GatewayError:
+def nobody(plan: Plan, *, cooling_us: int | None = None) -> GatewayError:
+    """The error where a plan has no candidates; `cooling_us`: all have asked not to be called for so long."""
     if not plan.rule:
         return NoHealthyBackend("no enabled rule routes this task")
+    if cooling_us is not None:
+        return QueueFull(f"every backend of rule '{plan.rule}' has asked to wait", retry_after_us=cooling_us)
     return NoHealthyBackend(f"no backend of rule '{plan.rule}' can take requests now")
 
 
@@ -170,7 +279,10 @@ def named_by_caller(fault: Fault) -> Fault:
     return replace(fault, kind=kinds[fault.kind], message=message)
 
 
-def _told(fault: Fault) -> GatewayError:
+def told(faults: Sequence[Fault]) -> GatewayError:
+    """What the caller sees of all that failed: the last fault, but for one that was merely not able to do it at all."""
+    able = [fault for fault in faults if fault.kind is not FaultKind.UNSUPPORTED]
+    fault = (able or faults)[-1]
     consequence = CONSEQUENCES[fault.kind]
     error = consequence.error(
         consequence.detail or fault.message,
@@ -179,4 +291,5 @@ def _told(fault: Fault) -> GatewayError:
         upstream_code=fault.code,
     )
     error.reply = fault.reply
+    error.upstream_status = fault.status
     return error

@@ -11,7 +11,7 @@ returned backend is used again within that time. A backend that answers wrongly 
 can close that breaker.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.core.errors import Fault, FaultKind
@@ -71,7 +71,7 @@ class Breaker:
     def probe_failed(self, now_us: int, *, fault: FaultKind) -> "Breaker":
         """A probe failed; one that found nobody there opens without counting."""
         failures = self.probe_failures + 1
-        is_away = self.is_away or fault is FaultKind.UNAVAILABLE
+        is_away = self.is_away or fault in (FaultKind.UNAVAILABLE, FaultKind.UNREACHABLE)
         opens = is_away or failures >= FAILURES_TO_OPEN or self.open_until_us is not None
         open_until_us = now_us + COOL_DOWN_US if opens else None
         return replace(self, probe_failures=failures, open_until_us=open_until_us, is_away=is_away, reason=fault.value)
@@ -101,6 +101,7 @@ class BreakerBoard:
 
     def __init__(self) -> None:
         self._breakers: dict[Place, Breaker] = {}
+        self._cooling: dict[Place, int] = {}
 
     def of(self, place: Place) -> Breaker:
         """The breaker of a place; one never heard of is closed."""
@@ -133,9 +134,30 @@ class BreakerBoard:
 
     def why_not(self, place: Place, now_us: int) -> str | None:
         """None when a request may be sent to `place` now, else the reason."""
+        if self._cooling and self.cooling_us(place, now_us) is not None:
+            return "it asked to wait"
         if not self._breakers:
             return None
         return self.of(server_of(place)).why_not(now_us) or self.of(place).why_not(now_us)
+
+    def cool(self, place: Place, *, until_us: int) -> None:
+        """It is full and said when to come back: until then no request is sent there."""
+        self._cooling[place] = max(until_us, self._cooling.get(place, 0))
+
+    def cooling_us(self, place: Place, now_us: int) -> int | None:
+        """For how long `place` has still to be left alone; None where it may be called."""
+        until_us = self._cooling.get(place)
+        if until_us is None:
+            return None
+        if until_us <= now_us:
+            del self._cooling[place]
+            return None
+        return until_us - now_us
+
+    def shortest_cooling_us(self, refusals: Iterable[tuple[Place, str]], now_us: int) -> int | None:
+        """How long until one of these may be called again, if any of them is left alone for having asked to wait."""
+        waits = [self.cooling_us(place, now_us) for place, _ in refusals]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def released(self, place: Place) -> None:
         """It ended without a verdict on the backend: the caller left, or its input was bad."""
@@ -153,6 +175,7 @@ class BreakerBoard:
     def keep_only(self, places: Collection[Place]) -> None:
         """Forget places that no rule names any more."""
         self._breakers = {place: breaker for place, breaker in self._breakers.items() if place in places}
+        self._cooling = {place: until_us for place, until_us in self._cooling.items() if place in places}
 
     def all(self) -> Mapping[Place, Breaker]:
         """Every breaker that has something to say, for displays and metrics."""

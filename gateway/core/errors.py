@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-from gateway.core.types import Verdict
+from gateway.core.types import Place, Verdict
 
 
 class GatewayError(Exception):
@@ -364,6 +364,7 @@ class Fault:
         reply: a model server's own error; None where no server answered.
         status: the HTTP status of an LLM endpoint's refusal of the caller's input (400, 404, 409, 413, 422), for
             callers who speak its protocol; else 0.
+        place: where it happened; filled in by the walk.
         is_own_limit: for TIMEOUT, that a limit of the endpoint's own configuration ran out, whatever time the caller
             gave.
         is_server: nobody answers at this address, whatever the model.
@@ -377,6 +378,7 @@ class Fault:
     code: str | None = None
     reply: Reply | None = None
     status: int = 0
+    place: Place | None = None
     is_own_limit: bool = False
     is_server: bool = False
     dead_model: str = ""

@@ -14,6 +14,7 @@ class RequestRecord:
     """How a request went. `error` None: a whole answer was given.
 
     `plan` is None where the request did not get so far; `faults` has one entry for each failed attempt.
+    `first_token_us`: of a streamed answer, from the request's arrival to its first part.
     """
 
     id: str
@@ -28,6 +29,7 @@ class RequestRecord:
     route: Route | None = None
     timing: Timing | None = None
     usage: Usage = field(default_factory=Usage)
+    first_token_us: int | None = None
     degraded: bool = False
 
     @property

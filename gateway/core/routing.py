@@ -2,11 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from gateway.core import strategies
 from gateway.core.replicas import Draw, two_choices
-from gateway.core.rules import RuleSet, Target
-from gateway.core.types import InferenceRequest, Place
+from gateway.core.rules import Rule, RuleSet, Target
+from gateway.core.strategies import Option
+from gateway.core.types import InferenceRequest, OpenAIPayload, Place, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,12 +17,32 @@ class Plan:
     """Where a request may go, best first; `refusals` says of every other place of the rule why it may not.
 
     `rule` is empty where no enabled rule takes the request; `candidates` may be empty too: then nobody can answer.
+
+    Attributes:
+        targets: of the places whose target says more of them than where they are.
+        retries / hedge: the rule's.
     """
 
     rule: str
     revision: int
     candidates: tuple[Place, ...]
     refusals: tuple[tuple[Place, str], ...] = ()
+    targets: Mapping[Place, Target] = field(default_factory=dict)
+    retries: int = 0
+    hedge: bool = False
+
+    def context(self, place: Place) -> int:
+        """How many tokens a prompt and its answer may have there; 0 = not told."""
+        target = self.targets.get(place)
+        return target.context_tokens if target else 0
+
+    def payload_for(self, place: Place, payload: OpenAIPayload) -> OpenAIPayload:
+        """The caller's body with the fields that the target sets for this place alone. Never changes the one given."""
+        target = self.targets.get(place)
+        if target is None or not target.parameters:
+            return payload
+        merged: dict[str, Any] = {**payload.body, **target.parameters}
+        return replace(payload, body={k: v for k, v in merged.items() if v is not None or k not in target.parameters})
 
 
 WhyNot = Callable[[Place], str | None]
@@ -30,19 +53,34 @@ Loads = Callable[[str], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """What strategies that look at the places' state have to know.
+
+    Attributes:
+        option: a place as they weigh it.
+        work: what the request will take. Both are asked for only where a strategy needs them.
+    """
+
+    option: Callable[[Place, Work], Option]
+    work: Callable[[], Work]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The state of the world that a plan is made from."""
+    """The state of the world that a plan is made from; `pool` is None for requests that are not generative."""
 
     why_not: WhyNot
     loads: Loads
     draw: Draw
+    pool: Pool | None = None
 
 
 def plan(rules: RuleSet, request: InferenceRequest, state: State) -> Plan:
     """Order the places of the first rule that takes `request`.
 
     A weighted split is decided by chance, or with `sticky_by: tenant` by a hash of the tenant, so that a caller stays
-    on its side. Of a target's replicas two are taken, the less loaded first.
+    on its side. Of a target's replicas two are taken, the less loaded first. The other strategies put all replicas of
+    all targets in one order.
     """
     rule = rules.rule_for(task=request.task, tenant=request.caller.tenant, model=request.model)
     if rule is None:
@@ -50,12 +88,17 @@ def plan(rules: RuleSet, request: InferenceRequest, state: State) -> Plan:
     refusals: list[tuple[Place, str]] = []
     primary = _usable(rule.split, request, state, refusals)
     fallback = _usable(rule.fallback, request, state, refusals)
-    if rule.strategy == "weighted" and len(primary) > 1:
-        is_sticky = rule.sticky_by == "tenant"
-        primary = _chosen_first(primary, _sticky_draw(rule.name, request.caller.tenant) if is_sticky else state.draw())
     # Each place at its first standing: whatever the weights say, a place that failed is not tried again.
-    candidates = tuple(dict.fromkeys(place for usable in (*primary, *fallback) for place in usable.places))
-    return Plan(rule=rule.name, revision=rules.revision, candidates=candidates, refusals=tuple(refusals))
+    places = (*_in_order(rule, primary, request, state), *(p for usable in fallback for p in usable.picked(state.draw)))
+    return Plan(
+        rule=rule.name,
+        revision=rules.revision,
+        candidates=tuple(dict.fromkeys(places)),
+        refusals=tuple(refusals),
+        targets=_telling((*primary, *fallback)),
+        retries=rule.retries,
+        hedge=rule.hedge,
+    )
 
 
 def only(plan_: Plan, place: Place) -> Plan:
@@ -65,10 +108,43 @@ def only(plan_: Plan, place: Place) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """A target that can be tried now, and where."""
+    """A target that can be tried now, where, and how many requests are in flight there."""
 
-    weight: int
+    target: Target
     places: Sequence[Place]
+    loads: Sequence[int]
+
+    def picked(self, draw: Draw) -> Sequence[Place]:
+        """Two of its places, the less loaded first; the only one where there is but one."""
+        if len(self.places) == 1:
+            return self.places
+        return [self.places[at] for at in two_choices(self.loads, draw)]
+
+
+def _in_order(rule: Rule, primary: list[_Usable], request: InferenceRequest, state: State) -> Sequence[Place]:
+    """The places of a split, best first."""
+    if rule.strategy in ("weighted", "ordered") or state.pool is None:
+        if rule.strategy == "weighted" and len(primary) > 1:
+            is_sticky = rule.sticky_by == "tenant"
+            draw = _sticky_draw(rule.name, request.caller.tenant) if is_sticky else state.draw()
+            primary = _chosen_first(primary, draw)
+        return [place for usable in primary for place in usable.picked(state.draw)]
+    places = list(dict.fromkeys(place for usable in primary for place in usable.places))
+    if len(places) < 2:  # noqa: PLR2004 - nothing to choose
+        return places
+    work = state.pool.work()
+    options = [state.pool.option(place, work) for place in places]
+    return [places[at] for at in strategies.ordered(rule.strategy, options, work=work, draw=state.draw)]
+
+
+def _telling(usables: Iterable[_Usable]) -> Mapping[Place, Target]:
+    """The targets that say more of a place, by place; the first one's word counts."""
+    found: dict[Place, Target] = {}
+    for usable in usables:
+        if usable.target.parameters or usable.target.context_tokens:
+            for place in usable.places:
+                found.setdefault(place, usable.target)
+    return found
 
 
 def _usable(
@@ -81,20 +157,22 @@ def _usable(
             refusals.append((place, "weight 0"))
         elif not place.model:
             refusals.append((place, "the request names no model"))
-        elif places := _places(place, state, refusals):
-            kept.append(_Usable(target.weight, places))
+        else:
+            healthy = _healthy(place, state, refusals)
+            if healthy:
+                kept.append(_Usable(target, [one for one, _ in healthy], [load for _, load in healthy]))
     return kept
 
 
-def _places(place: Place, state: State, refusals: list[tuple[Place, str]]) -> Sequence[Place]:
-    """The replicas of `place` worth a try."""
+def _healthy(place: Place, state: State, refusals: list[tuple[Place, str]]) -> Sequence[tuple[Place, int]]:
+    """The replicas of `place` that may be tried now, with their loads."""
     loads = state.loads(place.backend)
     if not loads:
         reason = state.why_not(place)
         if reason is not None:
             refusals.append((place, reason))
             return ()
-        return (place,)
+        return ((place, 0),)
     healthy = []
     for replica, load in loads.items():
         one = replace(place, replica=replica)
@@ -103,15 +181,15 @@ def _places(place: Place, state: State, refusals: list[tuple[Place, str]]) -> Se
             healthy.append((one, load))
         else:
             refusals.append((one, reason))
-    return [healthy[at][0] for at in two_choices([load for _, load in healthy], state.draw)]
+    return healthy
 
 
 def _chosen_first(targets: list[_Usable], draw: float) -> list[_Usable]:
     """The target under `draw` on the line of weights, then the others in their written order."""
-    point = draw * sum(t.weight for t in targets)
+    point = draw * sum(t.target.weight for t in targets)
     chosen = targets[-1]
     for target in targets:
-        point -= target.weight
+        point -= target.target.weight
         if point < 0:
             chosen = target
             break

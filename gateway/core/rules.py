@@ -7,11 +7,11 @@ honour is refused by name: silence would be a wrong route.
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeVar, get_args
 
-from gateway.core.types import Place
+from gateway.core.types import Place, Speech
 
 ANY = "*"
 MAX_RULES = 1000  # a bound on what one edit may ask of every worker
@@ -174,6 +174,35 @@ def check_models(rules: Iterable[Rule], *, naming: Collection[str]) -> None:
             for i, target in enumerate(targets):
                 if target.model == ANY:
                     raise RuleError(f"rule '{rule.name}': {side}[{i}].model: {told}, so '{ANY}' leads nowhere")
+
+
+def check_speech(
+    rules: Iterable[Rule], *, backends: Mapping[str, Speech], tasks: Mapping[str, frozenset[Speech]]
+) -> None:
+    """Raise `RuleError` for a target that can never answer the rule's task: tensors to an LLM, a chat to Triton."""
+    for rule in rules:
+        spoken = tasks.get(rule.match.task)
+        for side, targets in (("split", rule.split), ("fallback", rule.fallback)):
+            for i, target in enumerate(targets):
+                if spoken is not None and target.backend in backends and backends[target.backend] not in spoken:
+                    kind = "an LLM endpoint" if backends[target.backend] == "openai" else "a model server"
+                    raise RuleError(
+                        f"rule '{rule.name}': {side}[{i}].backend: the task '{rule.match.task}' cannot be answered by "
+                        f"{kind} such as '{target.backend}'"
+                    )
+
+
+def check_prices(rules: Iterable[Rule], *, has_price: Callable[[Place], object]) -> None:
+    """Raise `RuleError` for a rule that is to take the cheapest of places of which one has no price."""
+    for rule in rules:
+        if rule.strategy != "cheapest":
+            continue
+        for i, target in enumerate(rule.split):
+            if target.model != ANY and has_price(target.place) is None:
+                raise RuleError(
+                    f"rule '{rule.name}': split[{i}]: the strategy 'cheapest' needs a price of '{target.model}' on "
+                    f"'{target.backend}': add it to the price table, or `usd_per_hour` to the backend"
+                )
 
 
 def unrouted(rules: Iterable[Rule], tasks: Iterable[str]) -> tuple[str, ...]:

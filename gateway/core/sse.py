@@ -1,21 +1,23 @@
-"""Server-sent events, sans I/O: network reads in, the data payload of each event out.
+"""Server-sent events, sans I/O: network reads in, the data payload of each event out, with its name where that matters.
 
-Follows the WHATWG HTML standard, section 9.2.6 "Interpreting an event stream", except that fields other than `data`
-are ignored: OpenAI-compatible servers put everything there.
+Follows the WHATWG HTML standard, section 9.2.6 "Interpreting an event stream", except that `id` and `retry` are
+ignored: nobody reconnects to a generated answer.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 BOM: Final = b"\xef\xbb\xbf"
 DEFAULT_MAX_EVENT_BYTES: Final = 4 * 1024 * 1024  # an image answer in base64 fits; a runaway upstream does not
 
 _END: Final = b"\n\n"
+_Event = TypeVar("_Event")
 
 
 class SseTooLarge(Exception):
-    """One event is over the bound. `complete` holds the payloads of the same read that came before it."""
+    """One event is over the bound. `complete` holds what the same read had completed before it."""
 
-    def __init__(self, limit: int, complete: list[bytes]) -> None:
+    def __init__(self, limit: int, complete: list[Any]) -> None:
         super().__init__(f"one event is over {limit} bytes")
         self.complete = complete
 
@@ -38,10 +40,17 @@ class SseParser:
         return not self._tail and not self._head
 
     def feed(self, read: bytes) -> list[bytes]:
-        """The payloads completed by this read (several `data` lines joined by newlines).
+        """The payloads completed by this read (several `data` lines joined by newlines), whatever their names.
 
         Raises `SseTooLarge` once an event is over the bound; the parser must not be used after.
         """
+        return self._feed(read, _payload)
+
+    def feed_named(self, read: bytes) -> list[tuple[bytes, bytes]]:
+        """As `feed`, each payload behind its event's name (empty where it has none)."""
+        return self._feed(read, _named)
+
+    def _feed(self, read: bytes, interpret: Callable[[bytes], _Event | None]) -> list[_Event]:
         read = self._newlines(self._without_bom(read))
         if not read:
             return []
@@ -54,28 +63,28 @@ class SseParser:
             return []
         block = bytes(tail[:end])
         del tail[: end + len(_END)]
-        payloads = self._payloads(block)
-        self._trim(payloads)
-        return payloads
+        events = self._events(block, interpret)
+        self._trim(events)
+        return events
 
-    def _payloads(self, block: bytes) -> list[bytes]:
-        payloads: list[bytes] = []
-        for event in block.split(_END):
-            if len(event) > self._max_event_bytes and len(event.strip(b"\n")) > self._max_event_bytes:
-                raise SseTooLarge(self._max_event_bytes, payloads)
-            payload = _payload(event)
-            if payload is not None:
-                payloads.append(payload)
-        return payloads
+    def _events(self, block: bytes, interpret: Callable[[bytes], _Event | None]) -> list[_Event]:
+        events: list[_Event] = []
+        for text in block.split(_END):
+            if len(text) > self._max_event_bytes and len(text.strip(b"\n")) > self._max_event_bytes:
+                raise SseTooLarge(self._max_event_bytes, events)
+            event = interpret(text)
+            if event is not None:
+                events.append(event)
+        return events
 
-    def _trim(self, payloads: list[bytes]) -> None:
+    def _trim(self, events: list[Any]) -> None:
         """Drop blank lines before the next event and hold the bound on what has come of it."""
         tail = self._tail
         if tail[:1] == b"\n":
             tail[:] = tail.lstrip(b"\n")
         # A last newline may be half of the end mark, which is not part of the event.
         if len(tail) - tail.endswith(b"\n") > self._max_event_bytes:
-            raise SseTooLarge(self._max_event_bytes, payloads)
+            raise SseTooLarge(self._max_event_bytes, events)
 
     def _without_bom(self, read: bytes) -> bytes:
         if self._head is None:
@@ -102,13 +111,22 @@ class SseParser:
         return read
 
 
-def _payload(event: bytes) -> bytes | None:
+def _payload(text: bytes) -> bytes | None:
     """The data of one event, or None if it has none (comments, other fields)."""
-    if event.startswith(b"data: ") and b"\n" not in event:  # what nearly every server sends
-        return event[6:]
+    if text.startswith(b"data: ") and b"\n" not in text:  # what nearly every server sends
+        return text[6:]
+    event = _named(text)
+    return None if event is None else event[1]
+
+
+def _named(text: bytes) -> tuple[bytes, bytes] | None:
+    """Name and data of one event, or None if it has no data. Of several names the last one counts."""
+    name = b""
     lines: list[bytes] = []
-    for line in event.split(b"\n"):
+    for line in text.split(b"\n"):
         field, _, value = line.partition(b":")
         if field == b"data":
             lines.append(value.removeprefix(b" "))
-    return b"\n".join(lines) if lines else None
+        elif field == b"event":
+            name = value.removeprefix(b" ")
+    return (name, b"\n".join(lines)) if lines else None

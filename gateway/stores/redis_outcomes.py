@@ -63,13 +63,11 @@ class RedisOutcomeCounter:
         # Rules name a version only while it matters which.
         if not places[0].version:
             return
-        for place, fault in zip(places, record.faults, strict=False):
-            if place.version and _is_failure(fault):
-                self._count(place.model, f"{place.version}:failed")
-        if record.error is None and len(record.faults) < len(places):
-            place = places[len(record.faults)]
-            if place.version:
-                self._count(place.model, f"{place.version}:answered")
+        for fault in record.faults:
+            if fault.place and fault.place.version and _is_failure(fault):
+                self._count(fault.place.model, f"{fault.place.version}:failed")
+        if record.error is None and record.route and record.route.version:
+            self._count(record.route.model, f"{record.route.version}:answered")
 
     def _count(self, model: str, name: str) -> None:
         if len(self._counts) < MAX_WAITING:

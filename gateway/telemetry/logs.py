@@ -13,12 +13,13 @@ import orjson
 
 from gateway.core.errors import InternalError
 from gateway.core.record import RequestRecord
-from gateway.core.types import Place
+from gateway.core.types import Place, Usage
 
 ACCESS: Final = "gateway.access"
 FLUSH_S: Final = 0.1
 MAX_LINES: Final = 1000
 MAX_DETAIL: Final = 1000  # characters; callers' own texts may come in it
+NANO: Final = 1_000_000_000
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -129,10 +130,9 @@ def _line(record: RequestRecord) -> str:
         fields["rule"], fields["revision"] = record.plan.rule, record.plan.revision
     if record.timing:
         fields["backend_ms"] = record.timing.backend_us / 1000
-    if record.usage.input_tokens is not None:
-        fields["input_tokens"] = record.usage.input_tokens
-    if record.usage.output_tokens is not None:
-        fields["output_tokens"] = record.usage.output_tokens
+    if record.first_token_us is not None:
+        fields["first_token_ms"] = record.first_token_us / 1000
+    fields.update(_used(record.usage))
     if record.error or record.faults:
         fields["reasons"] = record.reasons
     if record.error:
@@ -144,6 +144,19 @@ def _line(record: RequestRecord) -> str:
         fields["level"] = "error"
         fields["exception"] = "".join(traceback.format_exception(cause))
     return _ascii_json(fields)
+
+
+def _used(usage: Usage) -> Mapping[str, Any]:
+    """What is known of it."""
+    known: dict[str, Any] = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "estimated": usage.is_estimated or None,
+        "cost_usd": None if usage.cost_nano_usd is None else usage.cost_nano_usd / NANO,
+    }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _ascii_json(fields: Mapping[str, Any]) -> str:

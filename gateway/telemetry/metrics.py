@@ -15,10 +15,17 @@ from gateway.core.breaker import Breaker
 from gateway.core.models import ModelFigures
 from gateway.core.record import RequestRecord
 from gateway.core.types import EngineLoad, Place
+from gateway.telemetry.engine_metrics import EngineMetrics
 from gateway.telemetry.model_metrics import ModelMetrics
 
 # From a fast embedding on one core to a long chat answer; seconds.
 DURATION_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+# Those of OpenTelemetry's `gen_ai.server.time_to_first_token`, and two more for long queues; seconds.
+FIRST_TOKEN_BUCKETS: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(30.0, 60.0),
+)
+NANO: Final = 1_000_000_000
 NONE: Final = "none"
 
 
@@ -65,8 +72,27 @@ class Metrics:
         )
         self.tokens = Counter(
             "gateway_tokens",
-            "Tokens that backends reported, by direction (input, output).",
+            "Tokens, by direction: input, cached (a part of input), output, reasoning (a part of output).",
             ("task", "direction"),
+            registry=registry,
+        )
+        self.estimated_usage = Counter(
+            "gateway_estimated_usage",
+            "Requests whose tokens are the gateway's own estimate, as the backend did not tell.",
+            ("task",),
+            registry=registry,
+        )
+        self.cost = Counter(
+            "gateway_cost_usd",
+            "What requests cost, where a price is known, in US dollars.",
+            ("task", "backend"),
+            registry=registry,
+        )
+        self.first_token = Histogram(
+            "gateway_first_token_seconds",
+            "Of streamed answers: from the request's first byte read to the answer's first part.",
+            ("task", "backend"),
+            buckets=FIRST_TOKEN_BUCKETS,
             registry=registry,
         )
         self.failed_attempts = Counter(
@@ -100,6 +126,7 @@ class Metrics:
             multiprocess_mode="livemin",
         )
         self._models = ModelMetrics(registry)
+        self._engines = EngineMetrics(registry)
 
     def began(self, task: str) -> None:
         """A request entered the walk."""
@@ -113,9 +140,9 @@ class Metrics:
         self._of(self.duration, record.task, backend).observe(record.total_us / 1e6)
         if record.timing and record.route:
             self._of(self.backend_duration, record.task, backend).observe(record.timing.backend_us / 1e6)
-        for direction, count in (("input", record.usage.input_tokens), ("output", record.usage.output_tokens)):
-            if count:
-                self.tokens.labels(record.task, direction).inc(count)
+        if record.first_token_us is not None and record.route:
+            self._of(self.first_token, record.task, backend).observe(record.first_token_us / 1e6)
+        self._used(record, backend)
         if record.faults:
             self.failed_attempts.labels(record.task).inc(len(record.faults))
         if record.degraded:
@@ -145,10 +172,26 @@ class Metrics:
 
     def engines(self, backend: str, loads: Mapping[str, EngineLoad]) -> None:
         """What LLM servers say of their load."""
+        self._engines.told(backend, loads)
 
     def figures(self, backend: str, figures: Sequence[ModelFigures]) -> None:
         """A backend's own statistics."""
         self._models.told(backend, figures)
+
+    def _used(self, record: RequestRecord, backend: str) -> None:
+        usage = record.usage
+        for direction, count in (
+            ("input", usage.input_tokens),
+            ("output", usage.output_tokens),
+            ("cached", usage.cached_tokens),
+            ("reasoning", usage.reasoning_tokens),
+        ):
+            if count and count > 0:
+                self._of(self.tokens, record.task, direction).inc(count)
+        if usage.is_estimated:
+            self._of(self.estimated_usage, record.task).inc()
+        if usage.cost_nano_usd is not None:
+            self._of(self.cost, record.task, backend).inc(usage.cost_nano_usd / NANO)
 
     def _breaker(self, place: Place) -> Gauge:
         return self.breaker_open.labels(place.backend, place.model, place.version, place.replica)

@@ -124,6 +124,7 @@ def config_for_tests(folder: Path) -> Path:
             "limits": [{"per": "minute", "requests": 3}],
         }
     )
+    document["prices"] = str(ROOT / "deploy" / "prices.yaml")  # it is told relative to the file
     path = folder / "gateway.yaml"
     path.write_text(yaml.safe_dump(document))
     return path

@@ -93,6 +93,11 @@ def event(data: str | Mapping[str, Any]) -> bytes:
     return chunk(f"data: {text}\n\n".encode())
 
 
+def named(name: str, data: Mapping[str, Any]) -> bytes:
+    """One event of the responses API: it has a name, which its data repeat as their type."""
+    return chunk(f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n".encode())
+
+
 DONE = event("[DONE]") + LAST_CHUNK
 
 
@@ -190,6 +195,11 @@ class Upstream:
         self.requests.append(seen)
         return self.scripts[min(len(self.requests), len(self.scripts)) - 1]
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that a script has written and that no peer takes: they wait in this process."""
+        return sum(connection.unsent for connection in self.live)
+
     async def tell(self) -> None:
         async with self._arrived:
             self._arrived.notify_all()
@@ -204,6 +214,10 @@ class _Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._number = 0
+
+    @property
+    def unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is none by inheritance

@@ -64,7 +64,8 @@ def test_the_shipped_file_is_good():
     settings = load_settings(Path(__file__).parents[2] / "deploy" / "gateway.yaml")
     assert set(settings.tasks) == {
         *("text-embedding", "custom_nlu", "image-classification", "image-embedding", "ocr"),
-        *("speech-activity", "tensor", "general_llm"),
+        *("speech-activity", "tensor", "general_llm", "code_generation", "vision"),
+        *("bulk_llm", "realtime_llm", "top_quality"),
     }
 
 

@@ -21,8 +21,11 @@ class Stream(Protocol):
         """The events completed by this read, to be used up before the next is fed. Raises `BackendError`."""
         ...
 
-    def end(self) -> None:
-        """The body has ended. Raises `BackendError` BROKEN if that was too early."""
+    def end(self) -> Iterator[Delta | Metered]:
+        """The body has ended: what is still to be said (where the body's end is the protocol's own end of a stream).
+
+        Raises `BackendError` BROKEN if that was too early.
+        """
         ...
 
 

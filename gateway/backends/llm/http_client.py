@@ -27,29 +27,32 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
 class Exchange:
     """`async with client.exchange(...) as response`: leaving the block, however that happens, ends the exchange."""
 
-    def __init__(self, client: "HttpClient", request: bytes, timeout_us: int) -> None:
+    def __init__(self, client: "HttpClient", request: bytes, *, timeout_us: int, begin_within_us: int | None) -> None:
         self._client = client
         self._request = request
         self._timeout_us = timeout_us
+        self._begin_within_us = begin_within_us
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Connection:
-        deadline = asyncio.get_running_loop().time() + self._timeout_us / 1e6
+        now = asyncio.get_running_loop().time()
+        deadline = now + self._timeout_us / 1e6
+        begin_by = None if self._begin_within_us is None else now + self._begin_within_us / 1e6
         kept = self._client.kept()
         if kept is not None:
             try:
-                return await self._sent_on(kept, deadline)
+                return await self._sent_on(kept, deadline, begin_by)
             except HttpError as error:
                 # The other side gave up the idle connection while we took it: no fault, and no word was answered.
-                if error.trouble is not Trouble.CUT or kept.has_begun:
+                if error.trouble is not Trouble.HUNG_UP or kept.has_begun:
                     raise
-        return await self._sent_on(await self._client.connect(deadline), deadline)
+        return await self._sent_on(await self._client.connect(deadline), deadline, begin_by)
 
-    async def _sent_on(self, connection: Connection, deadline: float) -> Connection:
+    async def _sent_on(self, connection: Connection, deadline: float, begin_by: float | None) -> Connection:
         is_open = False
         self._connection = connection
         try:
-            await connection.send(self._request, deadline)
+            await connection.send(self._request, deadline, begin_by=begin_by)
             is_open = True
         finally:
             if not is_open:
@@ -86,11 +89,33 @@ class HttpClient:
         self._busy: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
-    def exchange(self, method: str, path: str, *, body: bytes = b"", extra: bytes = b"", timeout_us: int) -> Exchange:
-        """One request. `path` follows the base URL's; `extra` are whole header lines, each with its line end."""
-        head = f"{method} {self._path}{path} HTTP/1.1\r\n".encode("ascii")
-        length = b"content-length: %d\r\n" % len(body) if method == "POST" else b""
-        return Exchange(self, b"".join((head, self._fixed, extra, length, b"\r\n", body)), timeout_us)
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes = b"",
+        extra: bytes = b"",
+        timeout_us: int,
+        begin_within_us: int | None = None,
+    ) -> Exchange:
+        """One request. `path` follows the base URL's; `extra` are whole header lines, each with its line end.
+
+        `begin_within_us` is the time until the caller says, by `Connection.limit_silence`, that the answer has begun.
+        """
+        return self._exchange(f"{method} {self._path}{path}", body, extra, timeout_us, begin_within_us)
+
+    def get_from_root(self, path: str, *, timeout_us: int) -> Exchange:
+        """A GET of what lies at the origin's root, and not behind the base URL."""
+        return self._exchange(f"GET {path}", b"", b"", timeout_us, None)
+
+    def _exchange(
+        self, target: str, body: bytes, extra: bytes, timeout_us: int, begin_within_us: int | None
+    ) -> Exchange:
+        head = f"{target} HTTP/1.1\r\n".encode("ascii")
+        length = b"content-length: %d\r\n" % len(body) if target.startswith("POST ") else b""
+        request = b"".join((head, self._fixed, extra, length, b"\r\n", body))
+        return Exchange(self, request, timeout_us=timeout_us, begin_within_us=begin_within_us)
 
     def kept(self) -> Connection | None:
         """A connection of an earlier exchange, the youngest first; None where there is none."""
@@ -129,12 +154,12 @@ class HttpClient:
             self._sweeper = loop.call_later(IDLE_US / 1e6, self._sweep)
 
     async def close(self) -> None:
-        """Close all connections; exchanges in flight end as CUT."""
+        """Close all connections; exchanges in flight end as HUNG_UP."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         for connection in (*self._idle, *self._busy):
-            connection.fail(HttpError(Trouble.CUT, "the client was closed"))
+            connection.fail(HttpError(Trouble.HUNG_UP, "the client was closed"))
         self._idle.clear()
         await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
 
@@ -158,7 +183,7 @@ class HttpClient:
             is_late = loop.time() >= deadline
             trouble = Trouble.TIMED_OUT if is_late else Trouble.UNREACHABLE
             raise HttpError(trouble, "no connection in time") from error
-        except OSError as error:  # refused, unreachable, no such name, TLS refused
+        except (OSError, UnicodeError) as error:  # refused, unreachable, no such name, TLS refused; no name at all
             raise HttpError(Trouble.UNREACHABLE, str(error)) from error
         return connection
 

@@ -12,8 +12,8 @@ from typing import Final, cast
 
 import httptools
 
-MAX_HEAD_BYTES: Final = 64 * 1024
-PAUSE_BYTES: Final = 1024 * 1024  # unread body at which the upstream is asked to wait
+MAX_HEAD_BYTES: Final = 64 * 1024  # also of chunk extensions or trailers in a row
+PAUSE_BYTES: Final = 256 * 1024  # unread body at which the upstream is made to wait; one network read may add to it
 _AUTO_ZLIB: Final = 47  # zlib's window bits for "gzip or zlib, find out"
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -23,7 +23,9 @@ class Trouble(Enum):
 
     UNREACHABLE = "unreachable"  # no connection: refused, no such name, not within the connect timeout
     TIMED_OUT = "timed out"  # the call's time is used up
-    CUT = "cut"  # the connection ended before the answer did
+    SILENT = "silent"  # no first part, or no further one, within a limit of the endpoint's own
+    HUNG_UP = "hung up"  # the connection ended before any of the answer's body came
+    CUT = "cut"  # it ended in the middle of it
     GARBLED = "garbled"  # not HTTP, or an encoding that was not asked for
     TOO_LARGE = "too large"  # over a bound of ours
 
@@ -44,7 +46,8 @@ class _Answer:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     chunks: list[bytes] = field(default_factory=list)
     buffered: int = 0
-    head_bytes: int = 0
+    body_bytes: int = 0
+    framing_bytes: int = 0  # since the last part of the body came
     has_head: bool = False
     is_whole: bool = False
     ends_with_connection: bool = False
@@ -66,6 +69,9 @@ class Connection(asyncio.Protocol):
         self._error: HttpError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._silence: asyncio.TimerHandle | None = None
+        self._idle_s = 0.0
+        self._heard_at = 0.0
         self._is_paused = False
 
     # --- the face ---------------------------------------------------------------------------------
@@ -73,7 +79,7 @@ class Connection(asyncio.Protocol):
     @property
     def has_begun(self) -> bool:
         """Whether any part of the answer's head has come."""
-        return self._answer.has_head or self._answer.head_bytes > 0
+        return self._answer.has_head or self._answer.framing_bytes > 0
 
     @property
     def status(self) -> int:
@@ -85,15 +91,30 @@ class Connection(asyncio.Protocol):
         value = self._answer.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    async def send(self, request: bytes, deadline: float) -> None:
-        """Write the request and wait for the head of its answer. `deadline` (loop time) bounds the whole exchange."""
+    async def send(self, request: bytes, deadline: float, *, begin_by: float | None = None) -> None:
+        """Write the request and wait for the head of its answer.
+
+        `deadline` (loop time) bounds the whole exchange, `begin_by` the time until `limit_silence` is called.
+        """
         assert self._transport is not None  # noqa: S101 - for the type checker: set before anyone has the object
         self._answer = _Answer()
         self._timer = self._loop.call_at(deadline, self._expire)
+        if begin_by is not None and begin_by < deadline:
+            self._silence = self._loop.call_at(begin_by, self._fall_silent)
         self._transport.write(request)
         while not self._answer.has_head:
             self._raise_error()
             await self._wait()
+
+    def limit_silence(self, idle_s: float) -> None:
+        """The answer has begun: from here on, that much time without a byte ends the exchange.
+
+        Only while someone waits to read: what a slow reader leaves lying is no silence.
+        """
+        if self._silence is not None:
+            self._silence.cancel()
+        self._idle_s, self._heard_at = idle_s, self._loop.time()
+        self._silence = self._loop.call_later(idle_s, self._look_for_silence)
 
     async def read(self) -> bytes | None:
         """What has come of the body since the last read; None at its end. Raises `HttpError` if it is cut."""
@@ -124,9 +145,10 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> bool:
         """End the exchange; whether the connection can carry another. If not, it is closed on the spot."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._silence):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._silence = None
         answer = self._answer
         if answer.is_whole and answer.is_reusable and not self.is_closed and self._error is None:
             self._resume()
@@ -159,16 +181,19 @@ class Connection(asyncio.Protocol):
         if answer.is_whole:  # nothing was asked: whatever this is, it must not be taken for the next answer
             self.abort()
             return
-        if not answer.has_head:
-            answer.head_bytes += len(data)
+        self._heard_at = self._loop.time()
+        body_bytes = answer.body_bytes
+        answer.framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             answer.is_reusable = False
             self.fail(HttpError(Trouble.GARBLED, f"not a valid HTTP answer: {error}"))
             return
-        if not answer.has_head and answer.head_bytes > MAX_HEAD_BYTES:
-            self.fail(HttpError(Trouble.TOO_LARGE, f"the head is over {MAX_HEAD_BYTES} bytes"))
+        if answer.body_bytes > body_bytes or answer.is_whole:
+            answer.framing_bytes = 0
+        elif answer.framing_bytes > MAX_HEAD_BYTES:
+            self.fail(HttpError(Trouble.TOO_LARGE, f"a head, or what frames the body, is over {MAX_HEAD_BYTES} bytes"))
         if answer.buffered > PAUSE_BYTES and not self._is_paused and self._transport is not None:
             self._transport.pause_reading()
             self._is_paused = True
@@ -183,9 +208,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The end, expected or not."""
         self.is_closed = True
-        where = "during the answer" if self._answer.has_head else "before any answer"
         cause = f" ({exc})" if exc else ""
-        self.fail(HttpError(Trouble.CUT, f"the connection was closed {where}{cause}"))
+        if self._answer.body_bytes:
+            self.fail(HttpError(Trouble.CUT, f"the connection was closed during the answer{cause}"))
+        else:
+            self.fail(HttpError(Trouble.HUNG_UP, f"the connection was closed before any answer{cause}"))
 
     # --- httptools' side --------------------------------------------------------------------------
 
@@ -195,8 +222,8 @@ class Connection(asyncio.Protocol):
             self._answer.is_reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header line."""
-        if not self._answer.is_whole:
+        """One header line; trailers are left out."""
+        if not self._answer.has_head:
             self._answer.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -222,6 +249,7 @@ class Connection(asyncio.Protocol):
         if not answer.is_whole:
             answer.chunks.append(part)
             answer.buffered += len(part)
+            answer.body_bytes += len(part)
 
     def on_message_complete(self) -> None:
         """The answer is whole; an interim one makes room for the real one."""
@@ -268,6 +296,16 @@ class Connection(asyncio.Protocol):
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+    def _look_for_silence(self) -> None:
+        left_s = self._heard_at + self._idle_s - self._loop.time()
+        if left_s <= 0 and self._waiter is not None:
+            self._fall_silent()
+        else:
+            self._silence = self._loop.call_later(left_s if left_s > 0 else self._idle_s, self._look_for_silence)
+
+    def _fall_silent(self) -> None:
+        self.fail(HttpError(Trouble.SILENT, "nothing came within the endpoint's own limit"))
 
     def _expire(self) -> None:
         self.fail(HttpError(Trouble.TIMED_OUT, "no whole answer within the time of the call"))

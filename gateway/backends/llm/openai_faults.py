@@ -1,9 +1,10 @@
 """What an OpenAI-compatible upstream's refusals mean. Pure.
 
-By blame: the caller's input (400, 409, 413, 422 and a 404 that names no model), our account or configuration
-(401, 402, 403, redirects, a 404 without an error body, used-up quota), the model name of our route (404), too much
-load (429, 503, 529), lateness (408, 504), a failure on this one request (another 5xx with an error object), and
-everything else is the upstream's own failure.
+By blame: the caller's input (400, 409, 413, 422, a 404 that names no model, and what a content filter refuses), a
+prompt that is too long for this model, an API or a kind of input that the upstream lacks (501, a 404 for its path),
+our account or configuration (401, 402, 403, redirects, a 404 without an error body, used-up quota), the model name of
+our route (404), too much load (429, 503, 529), lateness (408, 504), a failure on this one request (another 5xx with an
+error object), and everything else is the upstream's own failure.
 """
 
 import math
@@ -20,9 +21,37 @@ from gateway.core.errors import Fault, FaultKind
 
 MAX_RETRY_AFTER_US: Final = 86_400_000_000  # a day; what is longer is a mistake or a ban
 _NO_MODEL = re.compile(r"\bmodels?\b.*\b(?:not found|not exist|unknown|not available)\b", re.IGNORECASE)
+_NO_PATH = re.compile(r"(?:file )?not found|invalid url\b.*", re.IGNORECASE)  # FastAPI, llama.cpp, OpenAI
+_LACKS = re.compile(r"\bnot support|\bnot a multimodal model\b", re.IGNORECASE)
+_LACKS_IMAGES = re.compile(
+    r"\bnot a multimodal model\b|\b(?:image|vision|multimodal)\w*\b.*\bnot support", re.IGNORECASE
+)
+
+CONTEXT_CODE: Final = "context_length_exceeded"
+_TOO_LONG_TYPES: Final = frozenset({CONTEXT_CODE, "exceed_context_size_error"})  # OpenAI's code, llama.cpp's type
+_TOO_LONG = re.compile(
+    r"maximum context length|max_model_len"  # OpenAI, vLLM, SGLang
+    r"|longer than the model's context length|exceeds? the (?:model's )?(?:available )?context"  # SGLang, llama.cpp
+    r"|\btokens\b.* exceeds the maximum allowed length"  # SGLang
+    r"|(?:prompt|input) length \(?\d+\)? exceeds|should not exceed max_num_tokens"  # TensorRT-LLM
+    r"|prompt is too long",  # Anthropic
+    re.IGNORECASE,
+)
+_MAY_BE_TOO_LONG: Final = frozenset({200, 400, 413, 422, 500})  # 500: what old servers answer to it
+_FILTERED: Final = frozenset(
+    {"content_filter", "content_policy_violation", "moderation_blocked", "data_inspection_failed"}
+)
+# What error codes without a status of their own mean, as OpenAI's own answers pair them.
+_MEANT: Final[Mapping[str, int]] = {
+    **dict.fromkeys((*_FILTERED, CONTEXT_CODE, "invalid_prompt", "invalid_request_error"), 400),
+    "model_not_found": 404,
+    **dict.fromkeys(("rate_limit_exceeded", "insufficient_quota"), 429),
+}
+REFUSALS: Final = frozenset({400, 404, 409, 413, 422})  # statuses that may be told to the caller as they are
 _REFUSAL_WITHOUT_BODY: Final = frozenset({400, 413, 422})
 _OK: Final = 200
 _SERVER_ERROR: Final = 500
+_NOT_IMPLEMENTED: Final = 501
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +79,18 @@ def error_in(parsed: Mapping[str, Any]) -> UpstreamError | None:
     if isinstance(error, str) and error:
         return UpstreamError(message=error)
     if isinstance(error, dict) and error:
-        return _from_object(error)
+        return error_object(error)
     if error:
         return UpstreamError()
     if parsed.get("object") == "error":  # vLLM before 0.10: the error's fields at the top
-        return _from_object(parsed)
+        return error_object(parsed)
     if "detail" in parsed and "choices" not in parsed:  # FastAPI
         return _from_detail(parsed["detail"])
     return None
 
 
-def _from_object(error: Mapping[str, Any]) -> UpstreamError:
+def error_object(error: Mapping[str, Any]) -> UpstreamError:
+    """An object that is known to be an error's."""
     code = error.get("code")
     return UpstreamError(
         message=_text(error.get("message")),
@@ -93,14 +123,24 @@ Judge = Callable[[int, UpstreamError | None], FaultKind]
 def _caller(status: int, error: UpstreamError | None) -> FaultKind:
     if error is not None and error.code == "model_not_found":
         return FaultKind.UNKNOWN_MODEL
+    if error is not None and _LACKS_IMAGES.search(error.message or ""):
+        return FaultKind.UNSUPPORTED
     if error is None and status not in _REFUSAL_WITHOUT_BODY:
         return FaultKind.BROKEN
     return FaultKind.REFUSED_INPUT
 
 
 def _not_found(status: int, error: UpstreamError | None) -> FaultKind:
+    if error is not None and _NO_PATH.fullmatch(error.message or ""):
+        return FaultKind.UNSUPPORTED
     names_model = error is not None and (error.param == "model" or _NO_MODEL.search(error.message or "") is not None)
     return FaultKind.UNKNOWN_MODEL if names_model else _caller(status, error)
+
+
+def _denied(_status: int, error: UpstreamError | None) -> FaultKind:
+    # Our account may not do this, unless it says that the content was judged.
+    is_filtered = error is not None and error.code in _FILTERED
+    return FaultKind.REFUSED_INPUT if is_filtered else FaultKind.BROKEN
 
 
 def _limited(_status: int, error: UpstreamError | None) -> FaultKind:
@@ -134,11 +174,13 @@ def _otherwise(status: int, error: UpstreamError | None) -> FaultKind:
     """
     if error is None or (status < _SERVER_ERROR and status != _OK):
         return FaultKind.BROKEN
-    return FaultKind.UNSUPPORTED if "not supported" in (error.message or "") else FaultKind.FAILED
+    lacks = status == _NOT_IMPLEMENTED or _LACKS.search(error.message or "") is not None
+    return FaultKind.UNSUPPORTED if lacks else FaultKind.FAILED
 
 
 JUDGES: Final[Mapping[int, Judge]] = {
     400: _caller,
+    403: _denied,
     404: _not_found,
     408: _late,
     409: _caller,
@@ -189,30 +231,41 @@ def fault_of(status: int, body: bytes, waiting: Waiting) -> Fault:
 
 def fault_for(status: int, error: UpstreamError | None, waiting: Waiting) -> Fault:
     """As `fault_of`, of a parsed error."""
-    judge = JUDGES.get(status, _otherwise)
-    kind = judge(status, error)
     message = (error.message if error else None) or ""
-    if kind is FaultKind.REFUSED_INPUT:
+    if error is not None and status in _MAY_BE_TOO_LONG and _is_too_long(error):
+        kind = FaultKind.CONTEXT_TOO_LONG
+    else:
+        kind = JUDGES.get(status, _otherwise)(status, error)
+    if kind in (FaultKind.REFUSED_INPUT, FaultKind.CONTEXT_TOO_LONG):
+        is_too_long = kind is FaultKind.CONTEXT_TOO_LONG
         return Fault(
             kind=kind,
             message=texts.shown(message),
-            field=texts.field(error.param) if error else None,
-            code=texts.code(error.code) if error else None,
+            field=texts.field(error.param.removeprefix("body.") if error.param else None) if error else None,
+            code=CONTEXT_CODE if is_too_long else texts.code(error.code) if error else None,
+            status=status if status in REFUSALS and not is_too_long else 400,
         )
     return Fault(
         kind=kind,
         message=texts.logged(f"status {status}: {message}" if message else f"status {status}"),
-        retry_after_us=waiting.us,
+        # What is broken is not mended by waiting, whatever its answer says.
+        retry_after_us=None if kind is FaultKind.BROKEN else waiting.us,
         code=texts.code(error.code) if error else None,
     )
+
+
+def _is_too_long(error: UpstreamError) -> bool:
+    is_named = error.code in _TOO_LONG_TYPES or error.type in _TOO_LONG_TYPES
+    return is_named or _TOO_LONG.search(error.message or "") is not None
 
 
 def fault_in_answer(error: UpstreamError) -> Fault:
     """The fault behind an error that came with status 200, as an event or as a whole body.
 
-    Some upstreams put the status they meant into `code`; without one it is the upstream's own failure.
+    Some upstreams put the status they meant into `code`, others a word of OpenAI's; without either it is the upstream's
+    own failure.
     """
     meant = error.code if isinstance(error.code, int) else 0
-    if isinstance(error.code, str) and error.code.isdecimal():
-        meant = int(error.code)
+    if isinstance(error.code, str):
+        meant = int(error.code) if error.code.isdecimal() else _MEANT.get(error.code, 0)
     return fault_for(meant if meant in JUDGES else _OK, error, Waiting())

@@ -4,13 +4,12 @@ import asyncio
 import gzip
 import json
 import zlib
-from contextlib import aclosing
 
 import pytest
 
-from gateway.backends.llm.backend import OpenAIBackend
 from gateway.core.errors import BackendError, FaultKind
 from gateway.core.types import BackendCall, Delta, Message, Metered, OpenAIPayload, Place, TensorPayload, Usage
+from tests.kit.llm import LONG_US, SHORT_US, call, endpoint, events, fault
 from tests.kit.upstream import (
     DONE,
     FIN,
@@ -31,36 +30,6 @@ from tests.kit.upstream import (
     usage_chunk,
 )
 
-LONG_US = 5_000_000
-SHORT_US = 40_000
-
-
-def call(*, stream=False, payload=None, **body):
-    payload = payload or OpenAIPayload(body={"model": "task", "messages": [], **body}, stream=stream)
-    return BackendCall(request_id="req-1", model="theirs", version="", payload=payload)
-
-
-async def events(up, *, stream=False, timeout_us=LONG_US, backend=None, **body):
-    """All events of one call, then the fault if there was one."""
-    own = backend or OpenAIBackend("llm", up.base_url)
-    found = []
-    try:
-        async with aclosing(own.infer(call(stream=stream, **body), timeout_us=timeout_us)) as answer:
-            async for item in answer:
-                found.append(item)  # noqa: PERF401 - what came before a fault must be kept
-    except BackendError as error:
-        found.append(error.fault)
-    finally:
-        if backend is None:
-            await own.close()
-    return found
-
-
-async def fault(*script, stream=False, timeout_us=LONG_US):
-    async with Upstream(script) as up:
-        (only,) = await events(up, stream=stream, timeout_us=timeout_us)
-    return only
-
 
 def texts(found):
     return [json.loads(item.data)["choices"][0]["delta"]["content"] for item in found if item.data]
@@ -76,7 +45,7 @@ async def left(seen):
 
 async def test_the_request_is_the_callers_with_our_model_and_key():
     async with Upstream(json_reply(200, completion())) as up:
-        backend = OpenAIBackend("llm", up.base_url, api_key="sk-secret", headers={"X-Org": "a"})
+        backend = endpoint(up.base_url, api_key="sk-secret", headers={"X-Org": "a"})
         await events(up, backend=backend, temperature=0.5)
         await backend.close()
     seen = up.requests[0]
@@ -95,11 +64,11 @@ async def test_the_request_is_the_callers_with_our_model_and_key():
 )
 def test_a_bad_configuration_is_found_at_once(url, headers):
     with pytest.raises(ValueError, match=r"."):
-        OpenAIBackend("llm", url, headers=headers)
+        endpoint(url, headers=headers)
 
 
 async def test_tensors_are_not_for_this_backend():
-    backend = OpenAIBackend("llm", "http://127.0.0.1:1/v1")
+    backend = endpoint("http://127.0.0.1:1/v1")
     with pytest.raises(BackendError) as caught:
         await anext(backend.infer(call(payload=TensorPayload(inputs=())), timeout_us=LONG_US))
     assert caught.value.fault.kind is FaultKind.UNSUPPORTED
@@ -153,7 +122,7 @@ async def test_an_answer_compressed_against_our_wish_is_decoded(encoding):  # SC
 )
 async def test_an_encoding_that_cannot_be_read_is_no_answer(encoding, packed):  # SC-11
     found = await fault(*reply(200, packed, headers={"Content-Encoding": encoding}))
-    assert found.kind in (FaultKind.BROKEN, FaultKind.UNAVAILABLE)
+    assert found.kind is FaultKind.BROKEN
 
 
 @pytest.mark.parametrize(
@@ -211,32 +180,51 @@ async def test_redirects_are_not_followed():
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
-        ([FIN], FaultKind.UNAVAILABLE),
-        ([RST], FaultKind.UNAVAILABLE),
+        ([FIN], FaultKind.UNREACHABLE),
+        ([RST], FaultKind.UNREACHABLE),
         ([b"HTTP/1.1 200"], FaultKind.TIMEOUT),
-        ([b"HTTP/1.1 200", FIN], FaultKind.UNAVAILABLE),
+        ([b"HTTP/1.1 200", FIN], FaultKind.UNREACHABLE),
+        ([sse_head(), FIN], FaultKind.UNREACHABLE),
         ([b"SSH-2.0-x\r\n"], FaultKind.BROKEN),
         ([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", HOLD], FaultKind.BROKEN),
         ([b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 12_000, HOLD], FaultKind.BROKEN),
         ([HOLD], FaultKind.TIMEOUT),
-        ([head(200, {"Content-Length": "9", "Content-Type": "text/event-stream"}), b"{", FIN], FaultKind.UNAVAILABLE),
+        ([head(200, {"Content-Length": "9", "Content-Type": "text/event-stream"}), b"{", FIN], FaultKind.BROKEN),
         ([head(200, {"Content-Length": "9", "Content-Type": "text/event-stream"}), b"{", HOLD], FaultKind.TIMEOUT),
         ([sse_head(), b"zz\r\n", HOLD], FaultKind.BROKEN),
+        ([sse_head(), b"1;" + b"x" * 100_000, HOLD], FaultKind.BROKEN),
+        ([sse_head(), b"0\r\na: " + b"x" * 100_000, HOLD], FaultKind.BROKEN),
+        ([b"HTTP/1.1 200 OK\r\na: " + b"b" * 100_000, HOLD], FaultKind.BROKEN),
     ],
 )
 async def test_connections_that_fail_before_an_answer(script, kind, stream):  # FB-02
-    assert (await fault(*script, stream=stream, timeout_us=SHORT_US)).kind is kind
+    found = await fault(*script, stream=stream, timeout_us=SHORT_US)
+    assert (found.kind, found.is_server, found.is_own_limit) == (kind, False, False)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://name.invalid/v1"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://name.invalid/v1", f"http://{'x' * 70}.test/v1"])
 async def test_an_upstream_that_is_not_there(url):  # FB-02
-    backend = OpenAIBackend("llm", url)
+    backend = endpoint(url)
     (found,) = await events(None, backend=backend)
-    assert found.kind is FaultKind.UNAVAILABLE
+    assert (found.kind, found.is_server) == (FaultKind.UNREACHABLE, True)
     with pytest.raises(BackendError) as caught:
         await backend.probe(Place(backend="llm", model="m"))
-    assert caught.value.fault.kind is FaultKind.UNAVAILABLE
+    assert caught.value.fault.kind is FaultKind.UNREACHABLE
     await backend.close()
+
+
+async def test_an_upstream_whose_tls_cannot_be_trusted_is_not_there():  # FB-02
+    async def speak_plainly(_, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(speak_plainly, "127.0.0.1", 0)
+    backend = endpoint(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    (found,) = await events(None, backend=backend)
+    await backend.close()
+    server.close()
+    assert (found.kind, found.is_server) == (FaultKind.UNREACHABLE, True)
+    assert "SSL" in found.message
 
 
 # --- streams ----------------------------------------------------------------------------------------------
@@ -252,7 +240,7 @@ async def test_a_stream_comes_event_by_event():
 
 async def test_the_first_event_is_there_before_the_second_is_sent():
     async with Upstream([sse_head(), event(delta("a")), HOLD]) as up:
-        backend = OpenAIBackend("llm", up.base_url)
+        backend = endpoint(up.base_url)
         answer = backend.infer(call(stream=True), timeout_us=LONG_US)
         assert texts([await anext(answer)]) == ["a"]
         await answer.aclose()
@@ -293,16 +281,16 @@ async def test_our_own_wish_for_usage_stays_with_us():  # ST-10
         shown = await events(up, stream=True, stream_options={"include_usage": True})
     counts = Usage(input_tokens=7, output_tokens=5)
     assert hidden[1:] == [Metered(usage=counts)]
-    assert shown[1:] == [Delta(data=json.dumps(usage_chunk(7, 5)).encode()), Metered(usage=counts)]
+    assert shown[1:] == [Delta(data=json.dumps(usage_chunk(7, 5)).encode(), usage=counts)]
 
 
 @pytest.mark.parametrize(
     ("script", "given", "kind"),
     [
-        ([event(delta("a")), event(delta("b")), event(delta("c")), RST], ["a", "b", "c"], FaultKind.UNAVAILABLE),
-        ([event(delta("a")), event(delta("b")), event(delta("c")), FIN], ["a", "b", "c"], FaultKind.UNAVAILABLE),
+        ([event(delta("a")), event(delta("b")), event(delta("c")), RST], ["a", "b", "c"], FaultKind.BROKEN),
+        ([event(delta("a")), event(delta("b")), event(delta("c")), FIN], ["a", "b", "c"], FaultKind.BROKEN),
         ([event(delta("a")), LAST_CHUNK], ["a"], FaultKind.BROKEN),
-        ([event(delta("")), FIN], [""], FaultKind.UNAVAILABLE),
+        ([event(delta("")), FIN], [""], FaultKind.BROKEN),
         ([chunk(b"data: {"), LAST_CHUNK], [], FaultKind.BROKEN),
         ([LAST_CHUNK], [], FaultKind.BROKEN),
         ([event({"error": {"message": "x", "code": 503}})], [], FaultKind.OVERLOADED),
@@ -336,7 +324,7 @@ async def test_a_body_cut_after_done_is_still_a_whole_answer():
 @pytest.mark.parametrize("sent", [[], [sse_head()], [head(200, {"Content-Length": "9"}), b"{"]])
 async def test_cancelling_a_wait_closes_the_connection(stream, sent):  # ST-08
     async with Upstream([*sent, HOLD]) as up:
-        backend = OpenAIBackend("llm", up.base_url)
+        backend = endpoint(up.base_url)
         task = asyncio.create_task(events(up, stream=stream, backend=backend))
         seen = await up.request()
         await asyncio.sleep(0.005)
@@ -349,7 +337,7 @@ async def test_cancelling_a_wait_closes_the_connection(stream, sent):  # ST-08
 
 async def test_closing_a_stream_closes_the_connection():  # ST-08
     async with Upstream([sse_head(), *(event(delta(str(number))) for number in range(3)), HOLD]) as up:
-        backend = OpenAIBackend("llm", up.base_url)
+        backend = endpoint(up.base_url)
         answer = backend.infer(call(stream=True), timeout_us=LONG_US)
         for _ in range(3):
             await anext(answer)
@@ -360,12 +348,12 @@ async def test_closing_a_stream_closes_the_connection():  # ST-08
 
 async def test_closing_the_backend_ends_calls_in_flight():
     async with Upstream([HOLD]) as up:
-        backend = OpenAIBackend("llm", up.base_url)
+        backend = endpoint(up.base_url)
         task = asyncio.create_task(events(up, backend=backend))
         seen = await up.request()
         await backend.close()
         (found,) = await task
-        assert found.kind is FaultKind.UNAVAILABLE
+        assert found.kind is FaultKind.UNREACHABLE
         await left(seen)
 
 
@@ -375,7 +363,7 @@ async def test_closing_the_backend_ends_calls_in_flight():
 async def test_probe():
     loading = error_reply(503, {"message": "Loading model", "type": "unavailable_error", "code": 503})
     async with Upstream(json_reply(200, {"data": []}), loading) as up:
-        backend = OpenAIBackend("llm", up.base_url + "/", api_key="k")
+        backend = endpoint(up.base_url + "/", api_key="k")
         await backend.probe(Place(backend="llm", model="m"))
         with pytest.raises(BackendError) as caught:
             await backend.probe(Place(backend="llm", model="m"))
@@ -389,7 +377,7 @@ async def test_probe():
 @pytest.mark.parametrize("status", [200, 401, 404, 405, 429])
 async def test_any_answer_that_is_no_server_error_proves_that_it_is_there(status):
     async with Upstream(error_reply(status, {"message": "x"})) as up:
-        backend = OpenAIBackend("llm", up.base_url)
+        backend = endpoint(up.base_url)
         await backend.probe(Place(backend="llm", model="m"))
         await backend.close()
 
@@ -400,7 +388,7 @@ async def test_any_answer_that_is_no_server_error_proves_that_it_is_there(status
 async def test_a_kept_connection_that_the_upstream_gave_up_is_replaced_in_silence():
     whole = json_reply(200, completion())
     async with Upstream(whole, [RST], whole) as up:
-        backend = OpenAIBackend("llm", up.base_url)
+        backend = endpoint(up.base_url)
         call = BackendCall(request_id="r", model="m", version="", payload=OpenAIPayload(body={}))
         for _ in range(2):
             assert [type(item) async for item in backend.infer(call, timeout_us=LONG_US)] == [Message]
@@ -410,10 +398,10 @@ async def test_a_kept_connection_that_the_upstream_gave_up_is_replaced_in_silenc
 
 async def test_a_new_connection_is_tried_once():
     async with Upstream([RST], json_reply(200, completion())) as up:
-        backend = OpenAIBackend("llm", up.base_url)
+        backend = endpoint(up.base_url)
         call = BackendCall(request_id="r", model="m", version="", payload=OpenAIPayload(body={}))
         with pytest.raises(BackendError) as failed:
             _ = [item async for item in backend.infer(call, timeout_us=LONG_US)]
         await backend.close()
-    assert failed.value.fault.kind is FaultKind.UNAVAILABLE
+    assert failed.value.fault.kind is FaultKind.UNREACHABLE
     assert len(up.requests) == 1

@@ -8,7 +8,7 @@ from gateway.core.errors import BackendBroke, Fault, FaultKind, RulesUnavailable
 from gateway.core.models import Outcomes
 from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
-from gateway.core.types import Place
+from gateway.core.types import Place, Route
 from gateway.stores import redis_deploys, redis_outcomes
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
@@ -64,6 +64,7 @@ async def test_without_redis_every_call_says_so(redis_prefix):
 
 def record(*versions: str, faults: tuple[FaultKind, ...] = (), failed: bool = False) -> RequestRecord:
     places = tuple(Place(backend="triton", model="m", version=version) for version in versions)
+    answers = None if failed or len(faults) >= len(places) else places[len(faults)]
     return RequestRecord(
         id="i",
         task="t",
@@ -72,7 +73,9 @@ def record(*versions: str, faults: tuple[FaultKind, ...] = (), failed: bool = Fa
         total_us=1,
         error=BackendBroke("no") if failed else None,
         plan=Plan(rule="r", revision=1, candidates=places) if versions else None,
-        faults=tuple(Fault(kind=kind, message="") for kind in faults),
+        route=answers
+        and Route(backend="triton", model="m", version=answers.version, rule="r", attempts=len(faults) + 1),
+        faults=tuple(Fault(kind=kind, message="", place=p) for kind, p in zip(faults, places, strict=False)),
     )
 
 

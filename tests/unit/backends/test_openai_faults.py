@@ -21,6 +21,18 @@ BAD = body(message="max_tokens must be positive", param="max_tokens", code="inva
         (404, BAD, K.REFUSED_INPUT),
         (409, BAD, K.REFUSED_INPUT),
         (413, BAD, K.REFUSED_INPUT),
+        (400, body(code="content_filter"), K.REFUSED_INPUT),
+        (400, body(code="content_policy_violation"), K.REFUSED_INPUT),
+        (403, body(code="content_policy_violation"), K.REFUSED_INPUT),
+        (404, b'{"detail":"Not Found"}', K.UNSUPPORTED),
+        (404, body(message="File Not Found", type="not_found_error", code=404), K.UNSUPPORTED),
+        (404, body(message="Invalid URL (POST /v1/responses)", type="invalid_request_error"), K.UNSUPPORTED),
+        (501, body(message="This server does not support embeddings", type="not_supported_error"), K.UNSUPPORTED),
+        (501, body(), K.UNSUPPORTED),
+        (400, body(message="smollm2 is not a multimodal model", type="BadRequestError", code=400), K.UNSUPPORTED),
+        (400, body(message="image input is not supported", code=400), K.UNSUPPORTED),
+        (500, body(message="image input is not supported", code=500), K.UNSUPPORTED),
+        (400, body(message="'temperature' is not supported", code="unsupported_value"), K.REFUSED_INPUT),
         (413, b"<html>nginx", K.REFUSED_INPUT),
         (422, BAD, K.REFUSED_INPUT),
         (404, b"<html>nginx", K.BROKEN),
@@ -58,6 +70,77 @@ def test_a_refusal_keeps_what_a_user_can_act_on():
         "max_tokens",
         "invalid_value",
     )
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 413, 422])
+def test_a_refusal_keeps_its_status(status):
+    assert fault_of(status, BAD, Waiting()).status == status
+
+
+def test_other_faults_have_no_status_for_the_caller():
+    assert [fault_of(status, BAD, Waiting()).status for status in (401, 403, 408, 429, 500, 503)] == [0] * 6
+    assert fault_of(403, body(code="content_filter"), Waiting()).status == 400
+
+
+VLLM = "This model's maximum context length is 1024 tokens. However, your prompt contains at least 1025 input tokens"
+TOO_LONG = {
+    "openai": (400, body(message=VLLM, code="context_length_exceeded", param="messages")),
+    "vllm": (400, body(message=VLLM, type="BadRequestError", param="input_tokens", code=400)),
+    "vllm, more asked for than there is": (
+        400,
+        body(message="max_tokens=5000 cannot be greater than max_model_len=1024.", param="max_tokens", code=400),
+    ),
+    "llama.cpp": (
+        400,
+        body(
+            message="request (3031 tokens) exceeds the available context size (256 tokens), try increasing it",
+            type="exceed_context_size_error",
+            code=400,
+        ),
+    ),
+    "sglang": (400, body(message="The input (9000 tokens) is longer than the model's context length (4096 tokens).")),
+    "sglang, with the output": (
+        400,
+        body(message="Requested token count exceeds the model's maximum context length of 4096 tokens."),
+    ),
+    "tensorrt-llm": (
+        400,
+        body(message="The sum of prompt length (72417.0), query length (0) should not exceed max_num_tokens (69632)"),
+    ),
+    "tensorrt-llm's executor": (500, body(message="Prompt length (5056) exceeds maximum input length (2048).")),
+    "too large": (413, body(message="prompt is too long: 250000 tokens > 200000 maximum")),
+}
+
+
+@pytest.mark.parametrize(("status", "answer"), TOO_LONG.values(), ids=TOO_LONG)
+def test_a_context_that_is_too_long(status, answer):
+    fault = fault_of(status, answer, Waiting())
+    assert (fault.kind, fault.status, fault.code) == (K.CONTEXT_TOO_LONG, 400, "context_length_exceeded")
+    assert "tokens" in fault.message or "length" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (400, body(message="'name' exceeds the maximum allowed length of 64")),
+        (400, body(message="Invalid 'messages[0].content': string too long", code="string_above_max_length")),
+        (400, body(message="max_tokens is too large: 100000. This model supports at most 16384 completion tokens")),
+        (429, body(message="Request too large: Limit 10000 tokens, requested 20000", code="rate_limit_exceeded")),
+    ],
+)
+def test_what_is_too_long_for_another_reason(status, answer):
+    assert fault_of(status, answer, Waiting()).kind is not K.CONTEXT_TOO_LONG
+
+
+def test_used_up_quota_is_not_mended_by_waiting():
+    waiting = Waiting(retry_after="7")
+    assert fault_of(429, body(type="insufficient_quota"), waiting).retry_after_us is None
+    assert fault_of(429, body(), waiting).retry_after_us == 7_000_000
+    assert fault_of(503, b"", waiting).retry_after_us == 7_000_000
+
+
+def test_a_field_is_named_as_the_caller_wrote_it():
+    assert fault_of(400, body(param="body.max_tokens"), Waiting()).field == "max_tokens"
 
 
 def test_a_refusal_shows_no_internals():
@@ -129,6 +212,12 @@ def test_when_to_come_back(waiting, us):
         (UpstreamError(code="rate_limit"), K.FAILED),
         (UpstreamError(code=400, message="too long"), K.REFUSED_INPUT),
         (UpstreamError(code=500), K.FAILED),
+        (UpstreamError(code="server_error"), K.FAILED),
+        (UpstreamError(code="rate_limit_exceeded"), K.OVERLOADED),
+        (UpstreamError(code="insufficient_quota"), K.BROKEN),
+        (UpstreamError(code="content_filter"), K.REFUSED_INPUT),
+        (UpstreamError(code="context_length_exceeded"), K.CONTEXT_TOO_LONG),
+        (UpstreamError(message=VLLM), K.CONTEXT_TOO_LONG),
     ],
 )
 def test_errors_that_come_with_status_200(error, kind):

@@ -59,6 +59,34 @@ def test_every_single_cut(stream, events):
         assert parsed(stream, [cut]) == (events, True), cut
 
 
+NAMED = {
+    "named": (b"event: x\ndata: a\n\n", [(b"x", b"a")]),
+    "no name": (b"data: a\n\n", [(b"", b"a")]),
+    "a name is of one event": (b"event: x\ndata: a\n\ndata: b\n\n", [(b"x", b"a"), (b"", b"b")]),
+    "the name may come last": (b"data: a\nevent:x\n\n", [(b"x", b"a")]),
+    "the last name counts": (b"event: x\nevent: y\ndata: a\n\n", [(b"y", b"a")]),
+    "a name without data": (b"event: x\n\ndata: a\n\n", [(b"", b"a")]),
+    "an empty name": (b"event\ndata: a\n\n", [(b"", b"a")]),
+    "crlf": (b"event: x\r\ndata: a\r\n\r\n", [(b"x", b"a")]),
+    "cr": (b"event: x\rdata: a\rdata: b\r\r", [(b"x", b"a\nb")]),
+    "comments": (b": c\nevent: x\n: c\ndata: a\n\n: c\n\n", [(b"x", b"a")]),
+    "bom": (b"\xef\xbb\xbfevent: x\ndata: a\n\n", [(b"x", b"a")]),
+}
+
+
+@pytest.mark.parametrize(("stream", "events"), NAMED.values(), ids=NAMED)
+def test_names_however_the_stream_is_cut(stream, events):
+    for step in (1, 2, 3, len(stream)):
+        parser = SseParser()
+        found = [event for at in range(0, len(stream), step) for event in parser.feed_named(stream[at : at + step])]
+        assert found == events, step
+
+
+@pytest.mark.parametrize(("stream", "events"), TABLE.values(), ids=TABLE)
+def test_named_events_have_the_same_payloads(stream, events):
+    assert [payload for _, payload in SseParser().feed_named(stream)] == events
+
+
 @pytest.mark.parametrize("stream", [b"data: a", b"data: a\n", b"d", b"data: a\n\ndata", b"\xef\xbb", b"data: a\r"])
 def test_a_cut_stream_is_not_at_a_boundary(stream):
     assert parsed(stream)[1] is False

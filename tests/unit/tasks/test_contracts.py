@@ -10,7 +10,7 @@ from gateway.core.errors import BackendError, Fault, FaultKind, InvalidInput
 from gateway.core.tensors import from_numpy, to_numpy
 from gateway.core.types import Delta, Message, Tensors, Usage
 from gateway.tasks import CONTRACTS
-from gateway.tasks.chat import Chat, parse_body
+from gateway.tasks.chat import Chat, parse_chat
 from gateway.tasks.contract import located
 from gateway.tasks.image_classification import ImageClassification
 from gateway.tasks.tensor import TensorTask
@@ -110,7 +110,7 @@ def test_top_k_by_default_fits_few_labels(labels):
 
 def test_a_chat_passes_what_it_does_not_know():
     body = {"messages": [{"role": "user", "content": "hi", "x": 1}], "stream": True, "unheard_of": {"y": [1]}}
-    payload = Chat().payload(parse_body(body))
+    payload = Chat().payload(parse_chat(body))
     assert (payload.body, payload.stream) == (body, True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -10,7 +11,7 @@ from gateway.core.errors import Fault, FaultKind, InternalError, Unauthorized
 from gateway.core.models import ModelFigures
 from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
-from gateway.core.types import Place, Route, Timing, Usage
+from gateway.core.types import EngineLoad, Place, Route, Timing, Usage
 from gateway.telemetry.logs import MAX_LINES, AccessLog, JsonLines
 from gateway.telemetry.metrics import Metrics
 from tests.kit.wait import until
@@ -28,6 +29,12 @@ RECORD = RequestRecord(
     faults=(Fault(kind=FaultKind.TIMEOUT, message="slow"),),
     plan=Plan(rule="r", revision=4, candidates=()),
 )
+
+
+PRICED = Usage(
+    input_tokens=30, output_tokens=5, cached_tokens=20, reasoning_tokens=2, is_estimated=True, cost_nano_usd=2_100_000
+)
+LONG = replace(RECORD, usage=PRICED, stream=True, first_token_us=70_000)
 
 
 def refused(**changes) -> RequestRecord:
@@ -50,6 +57,54 @@ def test_a_request_is_counted_once_with_its_parts():
     assert value(registry, "gateway_request_duration_seconds_sum", task="t", backend="triton") == 0.012
     assert value(registry, "gateway_tokens_total", task="t", direction="output") == 5
     assert value(registry, "gateway_failed_attempts_total", task="t") == 1
+
+
+def test_what_a_request_used_up():
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for record in (LONG, LONG, replace(LONG, usage=Usage(cost_nano_usd=0, input_tokens=-3), first_token_us=None)):
+        metrics.ended(record)
+    for direction, count in {"input": 60, "output": 10, "cached": 40, "reasoning": 4}.items():
+        assert value(registry, "gateway_tokens_total", task="t", direction=direction) == count
+    assert value(registry, "gateway_estimated_usage_total", task="t") == 2
+    assert value(registry, "gateway_cost_usd_total", task="t", backend="triton") == 0.0042
+    first = {"task": "t", "backend": "triton"}
+    assert value(registry, "gateway_first_token_seconds_count", **first) == 2
+    assert value(registry, "gateway_first_token_seconds_sum", **first) == 0.14
+
+
+def test_what_is_not_known_has_no_series():
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.ended(RECORD)
+    assert value(registry, "gateway_cost_usd_total", task="t", backend="triton") is None
+    assert value(registry, "gateway_estimated_usage_total", task="t") is None
+    assert value(registry, "gateway_first_token_seconds_count", task="t", backend="triton") is None
+    metrics.ended(replace(RECORD, usage=Usage(cost_nano_usd=0)))
+    assert value(registry, "gateway_cost_usd_total", task="t", backend="triton") == 0
+
+
+def test_engines():
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+
+    def shown(replica, backend="vllm"):
+        place = {"backend": backend, "replica": replica}
+        states = (value(registry, "gateway_engine_requests", **place, state=s) for s in ("running", "waiting"))
+        return (*states, value(registry, "gateway_engine_kv_used_ratio", **place))
+
+    metrics.engines("llm", {"": EngineLoad(running=1, waiting=0)})
+    metrics.engines(
+        "vllm", {"a:1": EngineLoad(running=3, waiting=2, kv_used=0.5), "b:1": EngineLoad(running=1, waiting=0)}
+    )
+    assert shown("a:1") == (3, 2, 0.5)
+    assert shown("b:1") == (1, 0, None)
+    metrics.engines("vllm", {"b:1": EngineLoad(running=2, waiting=0, kv_used=0.25)})  # the other tells no more
+    assert shown("a:1") == (0, 0, 0)
+    assert shown("b:1") == (2, 0, 0.25)
+    metrics.engines("vllm", {"b:1": EngineLoad(running=2, waiting=0)})
+    assert shown("b:1") == (2, 0, 0)
+    assert shown("", "llm") == (1, 0, None)
 
 
 def test_refusals_at_the_door_have_no_task_of_the_callers_choosing():
@@ -133,6 +188,17 @@ def test_a_request_is_one_json_line():
     assert line["event"] == "request"
     assert (line["rule"], line["revision"]) == ("r", 4)
     assert line["reasons"] == ["attempt: timeout: slow"]
+
+
+def test_a_line_tells_what_was_used_up():
+    written = []
+    log = AccessLog(written.append)
+    log.ended(LONG)
+    log.ended(RECORD)
+    line, plain = (json.loads(text) for text in written)
+    told = {"input_tokens": 30, "output_tokens": 5, "cached_tokens": 20, "reasoning_tokens": 2, "estimated": True}
+    assert line.items() >= (told | {"cost_usd": 0.0021, "first_token_ms": 70.0}).items()
+    assert not {"cached_tokens", "reasoning_tokens", "estimated", "cost_usd", "first_token_ms"} & plain.keys()
 
 
 def test_an_internal_error_brings_its_trace_and_stays_one_line():

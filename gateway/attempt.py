@@ -1,0 +1,292 @@
+"""One attempt of a request: at one place, from the gate before it to the end of its answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gateway.core import attempts, cost, tokens
+from gateway.core.breaker import BreakerBoard
+from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.loads import LoadBoard, Sending
+from gateway.core.routing import Plan
+from gateway.core.types import (
+    Answer,
+    BackendCall,
+    BackendEvent,
+    Delta,
+    InferenceRequest,
+    Message,
+    Metered,
+    OpenAIPayload,
+    Part,
+    Payload,
+    Tensors,
+    Usage,
+    Work,
+)
+from gateway.gate import Gate
+from gateway.ports import Backend, Clock, Sequences
+from gateway.tasks.contract import Contract, Form, located
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task as configured: its contract, how long it may take, and how long a backend may take to begin."""
+
+    name: str
+    contract: Contract
+    timeout_us: int
+    attempt_timeout_us: int
+
+
+class Plane(Protocol):
+    """What an attempt needs of the pipeline that makes it."""
+
+    @property
+    def backends(self) -> Mapping[str, Backend]: ...  # noqa: D102 - see `Pipeline`, here and below
+    @property
+    def gates(self) -> Mapping[str, Gate]: ...  # noqa: D102
+    @property
+    def sequences(self) -> Sequences: ...  # noqa: D102
+    @property
+    def board(self) -> BreakerBoard: ...  # noqa: D102
+    @property
+    def loads(self) -> LoadBoard: ...  # noqa: D102
+    @property
+    def prices(self) -> cost.PriceTable: ...  # noqa: D102
+    @property
+    def usd_per_hour(self) -> Mapping[str, float]: ...  # noqa: D102
+    @property
+    def clock(self) -> Clock: ...  # noqa: D102
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """A request at one place, and what has become known of it so far.
+
+    Attributes:
+        backend_us: spent waiting for the backend; `gate_us`: in our own queue before it.
+        queue_us: spent in the backend's own queue, where it tells.
+        first_part_us: from the request's arrival to the first part of a streamed answer.
+        usage: final, with its cost, once the answers have ended, whichever way.
+        is_sent / has_begun / has_failed: the backend has the request; a part of its answer has come; it failed.
+        work: what a generative request will take, where the choice of the place had to know it.
+    """
+
+    request: InferenceRequest
+    task: Task
+    plan: Plan
+    step: attempts.Try
+    on: Plane
+    work: Work | None = None
+    backend_us: int = 0
+    gate_us: int = 0
+    queue_us: int | None = None
+    first_part_us: int | None = None
+    version: str = ""
+    usage: Usage = field(default_factory=Usage)
+    is_sent: bool = False
+    has_begun: bool = False
+    has_failed: bool = False
+    _last_wait_us: int = 0
+    _form: Form | None = None
+    _generative: "_Generative | None" = None
+
+    async def answers(self) -> AsyncGenerator[Part, None]:
+        """What the place answers, in the task's own form. Raises `BackendError`."""
+        place, step, clock = self.step.place, self.step, self.on.clock
+        backend, gate = self.on.backends[place.backend], self.on.gates[place.backend]
+        asked_us = clock()
+        with self._judged():
+            form = self._form = self.task.contract.forms.get(backend.speaks)
+            if form is None:
+                raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="this kind of backend lacks the task"))
+            if await gate.enter(place.replica, priority=self.request.priority, within_us=step.begin_within_us):
+                self.gate_us = clock() - asked_us
+            try:
+                call = await self._call(form)
+                # What comes whole has begun when it ends: the backend's own bound does. A stream may go on for longer.
+                begin_by_us = asked_us + step.begin_within_us if call.payload.stream else None
+                end_by_us = asked_us + (step.timeout_us if call.payload.stream else step.begin_within_us)
+                self._send(call.payload)
+                async with aclosing(backend.infer(call, timeout_us=end_by_us - clock())) as events:
+                    while (event := await self._next(events, None if self.has_begun else begin_by_us)) is not None:
+                        part = self._part(form, event)
+                        if part is None:
+                            continue
+                        if not self.has_begun:
+                            self._begin(part)
+                        yield part
+            except BackendError:
+                self.has_failed = True
+                raise
+            finally:
+                gate.leave(place.replica)
+                self._end()
+            if not self.has_begun:
+                raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
+        if self.request.sequence is not None:
+            await self.on.sequences.answered(self.request, version=self.version)
+
+    async def _call(self, form: Form) -> BackendCall:
+        request, place = self.request, self.step.place
+        payload: Payload = form.payload(request.input)
+        if isinstance(payload, OpenAIPayload):
+            payload = self.plan.payload_for(place, payload)
+        return BackendCall(
+            request_id=request.id,
+            model=place.model,
+            version=place.version,
+            replica=place.replica,
+            payload=payload,
+            sequence=None if request.sequence is None else await self.on.sequences.bind(request, place),
+        )
+
+    def _send(self, payload: Payload) -> None:
+        self.is_sent = True
+        if isinstance(payload, OpenAIPayload):
+            work = self.work or tokens.work_of(payload)
+            sending = self.on.loads.sent(
+                self.step.place, tokens=work.input_tokens + work.output_tokens, now_us=self.on.clock()
+            )
+            self._generative = _Generative(payload=payload, work=work, sending=sending)
+
+    def _begin(self, part: Part) -> None:
+        """The first part has come. It works: others need not wait for the end."""
+        self.has_begun = True
+        self.on.board.began(self.step.place)
+        now_us = self.on.clock()
+        if isinstance(part, Delta):
+            self.first_part_us = now_us - self.request.received_us
+        if self._generative is not None:
+            self.on.loads.began(self._generative.sending, now_us=now_us, is_stream=isinstance(part, Delta))
+
+    def _end(self) -> None:
+        """However it ended: what it used is counted, by us where the backend did not tell."""
+        generative = self._generative
+        if generative is None:
+            return
+        share_us = self.on.loads.ended(generative.sending, now_us=self.on.clock())
+        if self.has_failed and not self.has_begun:
+            return  # a refusal, or no answer at all
+        self.usage = self._priced(generative.counted(self.usage), share_us)
+        spent, made = self.usage.cost_nano_usd, self.usage.output_tokens
+        if spent is not None and made:
+            self.on.loads.paid(self.step.place, nano_usd=spent, tokens=made)
+
+    def _priced(self, usage: Usage, share_us: int) -> Usage:
+        """`usage` with its cost, where the place has a price: by the token, or by its server's time."""
+        place = self.step.place
+        if usage == Usage():
+            return usage
+        per_hour = self.on.usd_per_hour.get(place.backend)
+        if per_hour is not None:
+            return replace(usage, cost_nano_usd=cost.share_nano_usd(per_hour, share_us))
+        price = self.on.prices.of(place.backend, place.model)
+        return usage if price is None else replace(usage, cost_nano_usd=cost.cost_nano_usd(price, usage))
+
+    def _part(self, form: Form, event: BackendEvent) -> Part | None:
+        """An event in the task's own form; None where it is for our books alone."""
+        if isinstance(event, Metered):
+            self.usage = event.usage
+            return None
+        if isinstance(event, Tensors):
+            self.version, self.queue_us = event.version, event.queue_us
+        elif self._generative is not None:
+            event = self._told(event, self._generative)
+        part = form.answer(event, self.request.input)
+        if isinstance(part, Answer | Message):
+            self.usage = part.usage
+        return part
+
+    def _told(self, event: Message | Delta, generative: "_Generative") -> Message | Delta:
+        """A part of a generative answer, counted, and with its cost where it tells what was used."""
+        if isinstance(event, Message):
+            generative.body = event.body
+            return event
+        generative.count.add(event.data)
+        if event.usage is None:
+            return event
+        self.usage = event.usage
+        share_us = self.on.loads.share(generative.sending, now_us=self.on.clock())
+        return replace(event, usage=self._priced(event.usage, share_us))
+
+    async def _next(self, events: AsyncGenerator[BackendEvent, None], by_us: int | None) -> BackendEvent | None:
+        """The next event, at `by_us` at the latest; None at the end. Only this waiting is the backend's time."""
+        began_us = self.on.clock()
+        try:
+            if by_us is None:
+                return await anext(events, None)
+            async with asyncio.timeout((by_us - began_us) / 1e6):
+                return await anext(events, None)
+        except TimeoutError:
+            raise BackendError(Fault(kind=FaultKind.TIMEOUT, message="did not begin to answer in time")) from None
+        finally:
+            self._last_wait_us = self.on.clock() - began_us
+            self.backend_us += self._last_wait_us
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """The breaker hears of the attempt: that it is made, and whether it fails."""
+        place, board = self.step.place, self.on.board
+        board.trying(place, now_us=self.on.clock(), within_us=self.step.begin_within_us)
+        try:
+            yield
+        except BackendError as failed:
+            self._judge(failed)
+            raise
+        except BaseException:  # the caller left, or its input was bad after all: no verdict on the backend
+            board.released(place)
+            raise
+        else:
+            board.answered(place)
+
+    def _judge(self, failed: BackendError) -> None:
+        """Whose fault it is; the fault's words become those of the task's own input."""
+        request, place, board = self.request, self.step.place, self.on.board
+        fault = replace(failed.fault, place=place)
+        names_tensors = bool(request.model) and "tensors" in self.task.contract.speaks
+        if names_tensors or (request.model and place.model == request.model):
+            fault = attempts.named_by_caller(fault)
+        if self._form is not None and self._form is not self.task.contract and fault.kind is FaultKind.REFUSED_INPUT:
+            # An LLM's answer to another task: the refused body was ours, and not the caller's.
+            fault = replace(fault, kind=FaultKind.FAILED, status=0)
+        failed.fault = located(fault, self.task.contract.tensor_fields)
+        now_us = self.on.clock()
+        if self.is_sent and fault.kind is FaultKind.OVERLOADED and fault.retry_after_us is not None:
+            board.cool(place, until_us=now_us + min(fault.retry_after_us, attempts.LONGEST_COOLING_US))
+        if attempts.blames_backend(
+            fault,
+            waited_us=self._last_wait_us,
+            attempt_timeout_us=self.task.attempt_timeout_us,
+            is_named_by_caller=names_tensors,
+        ):
+            board.failed(place, now_us=now_us, fault=fault)
+        else:
+            board.released(place)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Generative:
+    """What is counted of a request to an LLM."""
+
+    payload: OpenAIPayload
+    work: Work
+    sending: Sending
+    count: tokens.StreamCount = field(default_factory=tokens.StreamCount)
+    body: bytes = b""
+
+    def counted(self, told: Usage) -> Usage:
+        """What was told, or an estimate of what was not."""
+        has_output = told.output_tokens is not None or self.payload.api == "embeddings"
+        if told.input_tokens is not None and has_output:
+            return told
+        made = tokens.of_answer(self.body, self.payload.api) if self.body else self.count.tokens
+        return replace(
+            told,
+            input_tokens=self.work.input_tokens if told.input_tokens is None else told.input_tokens,
+            output_tokens=told.output_tokens if has_output else made,
+            is_estimated=True,
+        )

@@ -1,0 +1,72 @@
+"""Hedged requests: a second copy after a while, and whichever begins first answers ("The Tail at Scale", Dean 2013)."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from gateway.attempt import Attempt
+from gateway.core.errors import BackendError, Fault
+from gateway.core.types import Part
+
+_Runner = asyncio.Task[Part | None]
+_Parts = AsyncGenerator[Part, None]
+
+
+async def first_to_begin(
+    first: Attempt, second: Callable[[], Attempt | None], *, after_us: int, lost: list[Fault]
+) -> AsyncGenerator[tuple[Attempt, Part], None]:
+    """The parts of the attempt that begins first, each with it; the other one is cancelled at that moment.
+
+    `second` is asked for its attempt once `first` has not begun within `after_us`; None: there is none. The fault of
+    one that fails while the other may still begin goes to `lost`; where both fail, the last one's `BackendError` is
+    raised.
+    """
+    runners: dict[_Runner, tuple[Attempt, _Parts]] = {}
+
+    def start(attempt: Attempt) -> None:
+        parts = attempt.answers()
+        runners[asyncio.ensure_future(_first_of(parts))] = (attempt, parts)
+
+    winner: tuple[Attempt, _Parts] | None = None
+    try:
+        start(first)
+        begun, _ = await asyncio.wait(runners, timeout=after_us / 1e6)
+        if not begun and (other := second()) is not None:
+            start(other)
+        part: Part | None = None
+        while winner is None:
+            begun, _ = await asyncio.wait(runners, return_when=asyncio.FIRST_COMPLETED)
+            for runner in sorted(begun, key=list(runners).index):
+                attempt, parts = runners.pop(runner)
+                try:
+                    part = runner.result()
+                except BackendError as failed:
+                    if not runners:
+                        raise
+                    lost.append(failed.fault)
+                else:
+                    winner = (attempt, parts)
+                    break
+        await _stop(runners)
+        attempt, parts = winner
+        while part is not None:
+            yield attempt, part
+            part = await anext(parts, None)
+    finally:
+        await _stop(runners)
+        if winner is not None:
+            await winner[1].aclose()
+
+
+async def _first_of(parts: _Parts) -> Part | None:
+    return await anext(parts, None)
+
+
+async def _stop(runners: dict[_Runner, tuple[Attempt, _Parts]]) -> None:
+    """Cancel what still runs; returns when its place is free again."""
+    stopped = dict(runners)
+    runners.clear()
+    for runner in stopped:
+        runner.cancel()
+    await asyncio.gather(*stopped, return_exceptions=True)
+    for _, parts in stopped.values():
+        await parts.aclose()

@@ -1,0 +1,211 @@
+"""The books: what was used up, and what it cost, by day, tenant, task, backend and model, of all workers together.
+
+Layout: `{prefix}usage:{<day>}`, a hash of counts, whose fields are JSON lists `[tenant, task, backend, model, count]`;
+and `{prefix}usage:{<day>}:booked`, how far each worker's counts are in it. The day is a date in UTC, in braces: a hash
+tag, so that both lie together in a Redis Cluster. Both expire `KEPT_DAYS` after their last word.
+
+What can be lost: a worker that is killed takes what it had not written along, a second of counts while Redis answers;
+counts wait in the worker while Redis does not, for as long as that lasts. Nothing is counted twice: every flush has a
+number, and the script books a number of a worker once (`lua/book_usage.lua`). Redis keeps what it is set up to keep.
+"""
+
+import asyncio
+import dataclasses
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
+
+from redis.asyncio import Redis
+
+from gateway.core.errors import RulesUnavailable
+from gateway.core.record import RequestRecord
+from gateway.core.types import Usage
+from gateway.ports import UsageRow
+from gateway.stores.redis_script import UNREACHABLE, load_script
+
+FLUSH_S: Final = 1.0
+TIMEOUT_S: Final = 1.0
+READ_TIMEOUT_S: Final = 5.0  # a year and a month of days in one round trip
+KEPT_DAYS: Final = 400  # a year, and a month to settle it
+KEPT_S: Final = KEPT_DAYS * 86_400
+LARGEST: Final = 2**40
+"""What one request may add to a count: 1e12 tokens, or 1,099 USD. An upstream's own figure has no other bound."""
+
+NAMES: Final = ("tenant", "task", "backend", "model")
+COUNTS: Final = tuple(field.name for field in dataclasses.fields(UsageRow) if field.name not in ("day", *NAMES))
+_Name = tuple[str, str, str, str]
+
+_log = logging.getLogger(__name__)
+
+
+def utc_today() -> date:
+    """The day that is booked on: the one on which a request ends."""
+    return datetime.now(UTC).date()
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    """Counts on their way: they are sent again, the same under the same number, until Redis has answered."""
+
+    day: date
+    number: int
+    counts: Mapping[_Name, Sequence[int]]
+
+
+class RedisUsage:
+    """An `Observer` that books every request which was answered or used something up; it writes once a second.
+
+    In memory it holds one row of sums for each name that was used since the last write. Servers and rules bound the
+    names: callers can only use models that are there.
+    """
+
+    def __init__(self, client: Redis, prefix: str, *, today: Callable[[], date] = utc_today) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._today = today
+        self._script = load_script("book_usage")
+        self._worker = uuid.uuid4().hex  # never two alike, also not after a restart
+        self._number = 0
+        self._counts: dict[date, dict[_Name, list[int]]] = {}
+        self._under_way: _Flush | None = None
+        self._waits = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.create_task(self._forever(), name="usage")
+
+    async def close(self) -> None:
+        """Write what is left, and stop. What Redis does not take now is lost, and the log says how much."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if await self.flush():
+            return
+        left = [sums for counts in self._left() for sums in counts.values()]
+        lost = dict(zip(COUNTS, (sum(column) for column in zip(*left, strict=True)), strict=True))
+        _log.error("usage_lost", extra=lost)
+
+    def began(self, task: str) -> None:
+        """Nothing is used up yet."""
+
+    def refused(self, record: RequestRecord) -> None:
+        """It has used nothing up."""
+
+    def ended(self, record: RequestRecord) -> None:
+        """Book it where it was answered, or was not and has used something up all the same."""
+        # A caller who names a model that is not there, and leaves before it is told, must not write its name down.
+        if record.route is None or (record.error is not None and record.usage == Usage()):
+            return
+        name = (record.tenant, record.task, record.route.backend, record.route.model)
+        sums = self._counts.setdefault(self._today(), {}).setdefault(name, [0] * len(COUNTS))
+        for i, count in enumerate(_counts(record)):
+            sums[i] += count
+
+    async def flush(self) -> bool:
+        """Write what there is, the oldest day first; false where Redis did not take it, and all of it waits on."""
+        while flush := self._next():
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    _, refused = await self._script.run(self._client, self._keys(flush.day), self._arguments(flush))
+            except UNREACHABLE as error:
+                if not self._waits:
+                    _log.warning("usage_waits", extra={"error": type(error).__name__})
+                self._waits = True
+                return False
+            self._under_way = None
+            if refused:
+                _log.error("usage_refused", extra={"fields": refused, "day": flush.day.isoformat()})
+        if self._waits:
+            self._waits = False
+            _log.warning("usage_written_again")
+        return True
+
+    async def _forever(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self.flush()
+            except Exception:  # noqa: BLE001 - the supervisor of this task
+                _log.exception("usage_failed")
+
+    def _next(self) -> _Flush | None:
+        """The flush that has no answer yet, else the next; it stays until it has one, also where we are cancelled."""
+        if self._under_way is None and self._counts:
+            day = min(self._counts)
+            self._number += 1
+            self._under_way = _Flush(day, self._number, self._counts.pop(day))
+        return self._under_way
+
+    def _keys(self, day: date) -> list[str]:
+        key = _key(self._prefix, day)
+        return [key, f"{key}:booked"]
+
+    def _arguments(self, flush: _Flush) -> list[str | int]:
+        arguments: list[str | int] = [self._worker, flush.number, KEPT_S]
+        for name, sums in flush.counts.items():
+            for count, value in zip(COUNTS, sums, strict=True):
+                if value:
+                    arguments += [json.dumps([*name, count]), value]
+        return arguments
+
+    def _left(self) -> Iterator[Mapping[_Name, Sequence[int]]]:
+        if self._under_way is not None:
+            yield self._under_way.counts
+        yield from self._counts.values()
+
+
+class RedisUsageSource:
+    """See `ports.UsageSource`."""
+
+    def __init__(self, client: Redis, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    async def read(self, first_day: date, last_day: date) -> Sequence[UsageRow]:
+        """Sorted. Raises `RulesUnavailable` when Redis does not answer."""
+        days = [first_day + timedelta(days=n) for n in range((last_day - first_day).days + 1)]
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
+                for day in days:
+                    steps.hgetall(_key(self._prefix, day))
+                stored = await steps.execute()
+        except UNREACHABLE as error:
+            raise RulesUnavailable("the books of usage cannot be read now") from error
+        return [row for day, fields in zip(days, stored, strict=True) for row in _rows(day, fields)]
+
+
+def _key(prefix: str, day: date) -> str:
+    return f"{prefix}usage:{{{day.isoformat()}}}"
+
+
+def _rows(day: date, fields: Mapping[bytes, bytes]) -> Iterator[UsageRow]:
+    """A day's hash as rows. A count that this version does not know is left out: another version may write it."""
+    found: dict[_Name, dict[str, int]] = {}
+    for field, value in fields.items():
+        tenant, task, backend, model, count = json.loads(field)
+        counts = found.setdefault((tenant, task, backend, model), {})
+        if count in COUNTS:
+            counts[count] = int(value)
+    for name in sorted(found):
+        tenant, task, backend, model = name
+        yield UsageRow(day=day, tenant=tenant, task=task, backend=backend, model=model, **found[name])
+
+
+def _counts(record: RequestRecord) -> Iterator[int]:
+    """One request's, in the order of `COUNTS`."""
+    usage = record.usage
+    yield 1
+    yield int(record.error is not None)
+    for told in (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens):
+        yield _bounded(told)
+    yield int(usage.is_estimated)
+    yield _bounded(usage.cost_nano_usd)
+
+
+def _bounded(told: int | None) -> int:
+    return min(max(told or 0, 0), LARGEST)

@@ -1,0 +1,49 @@
+"""Work that keeps an engine busy while a test looks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from tests.kit.wait import until_async
+from tests.vllm.door import CHAT, Door
+from tests.vllm.server import SLOTS, VllmServer
+
+# Both engines make more tokens than a test waits for.
+LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 900, "ignore_eos": True}
+GONE_S = 60
+
+
+@contextlib.asynccontextmanager
+async def work(door: Door, count: int) -> AsyncIterator[None]:
+    """So many long requests are on their way through `door` while the block runs; they are left at its end."""
+    tasks = [asyncio.create_task(door.whole(CHAT, **LONG)) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            await cancel(task)
+
+
+@contextlib.asynccontextmanager
+async def busy(vllm: VllmServer, straight: Door, count: int) -> AsyncIterator[None]:
+    """vLLM has `count` long requests, that came straight, in its slots and in its queue while the block runs."""
+
+    async def has_them() -> bool:
+        running, waiting = await vllm.gauge("num_requests_running"), await vllm.gauge("num_requests_waiting")
+        return running == min(count, SLOTS) and running + waiting == count
+
+    async with work(straight, count):
+        await until_async(has_them, timeout_s=GONE_S)
+        yield
+
+
+async def is_idle(vllm: VllmServer) -> bool:
+    """Whether vLLM has nothing to do."""
+    return await vllm.gauge("num_requests_running") == 0 == await vllm.gauge("num_requests_waiting")
+
+
+async def cancel(task: asyncio.Task[object]) -> None:
+    """End a task, which closes the connection of its request."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task
