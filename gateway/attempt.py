@@ -105,6 +105,7 @@ class Attempt:
                 raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="this kind of backend lacks the task"))
             if await gate.enter(place.replica, priority=self.request.priority, within_us=step.begin_within_us):
                 self.gate_us = clock() - asked_us
+            entered_us = clock()
             try:
                 call = await self._call(form)
                 # What comes whole has begun when it ends: the backend's own bound does. A stream may go on for longer.
@@ -123,7 +124,7 @@ class Attempt:
                 self.has_failed = True
                 raise
             finally:
-                gate.leave(place.replica)
+                gate.leave(place.replica, stayed_us=clock() - entered_us)
                 self._end()
             if not self.has_begun:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
@@ -206,7 +207,7 @@ class Attempt:
         if isinstance(event, Message):
             generative.body = event.body
             return event
-        generative.count.add(event.data)
+        generative.count.add(event.data, event.event)
         if event.usage is None:
             return event
         self.usage = event.usage

@@ -1,16 +1,19 @@
 """The gate before each server: so many requests in flight, so many waiting, the rest are refused at once.
 
 Triton's own queue bounds and priorities cost it stalls of half a second (decision 0010), and what waits here can still
-be taken back when its caller leaves. One gate for each backend and process.
+be taken back when its caller leaves. Who cannot have its turn in time is refused at once, so that another place can be
+tried while there is time for it. One gate for each backend and process.
 """
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.types import Priority
-from gateway.core.waiting import WaitingLine
+from gateway.core.waiting import Stays, WaitingLine, expected_wait_us
 
+MAX_REPLICAS: Final = 256  # whose stays are remembered; addresses come and go
 _Turn = asyncio.Future[bool]
 
 
@@ -22,6 +25,7 @@ class Gate:
         self._max_queue_size = max_queue_size
         self._in_flight: dict[str, int] = {}
         self._lines: dict[str, WaitingLine[_Turn]] = {}
+        self._stays: dict[str, Stays] = {}
 
     def load(self, replica: str) -> int:
         """Requests sent and waiting."""
@@ -35,13 +39,14 @@ class Gate:
     async def enter(self, replica: str, *, priority: Priority, within_us: int) -> bool:
         """Return when a request may be sent to `replica`, with whether it had to wait; `leave` must follow.
 
-        Raises `BackendError` OVERLOADED where too many wait already, or its turn did not come in time.
+        Raises `BackendError` OVERLOADED where too many wait already, where its turn is not expected within `within_us`
+        (at once, with when it is), and where it did not come in time.
         """
         in_flight = self._in_flight.get(replica, 0)
         if in_flight < self._max_in_flight:
             self._in_flight[replica] = in_flight + 1
             return False
-        line = self._lines.setdefault(replica, WaitingLine(self._max_queue_size))
+        line = self._line_in_time(replica, priority, within_us)
         turn: _Turn = asyncio.get_running_loop().create_future()
         number, put_out = line.join(turn, priority)
         if put_out is not None and not put_out.done():
@@ -60,8 +65,27 @@ class Gate:
             raise _overloaded("too many requests wait for this server")
         return True
 
-    def leave(self, replica: str) -> None:
-        """A request has been answered, or given up: the next one in line has its place."""
+    def _line_in_time(self, replica: str, priority: Priority, within_us: int) -> WaitingLine[_Turn]:
+        """The line of a full server, for one who is likely to have its turn within `within_us`."""
+        line = self._lines.get(replica)
+        stays = self._stays.get(replica)
+        if stays is not None:
+            ahead = line.ahead_of(priority) if line else 0
+            wait_us = expected_wait_us(stays, ahead=ahead, max_in_flight=self._max_in_flight)
+            if wait_us is not None and wait_us > within_us:
+                why = f"its turn is expected in {wait_us / 1e6:.3f} s, and it may wait for {within_us / 1e6:.3f} s"
+                raise _overloaded(why, retry_after_us=wait_us)
+        if line is None:
+            line = self._lines[replica] = WaitingLine(self._max_queue_size)
+        return line
+
+    def leave(self, replica: str, *, stayed_us: int | None = None) -> None:
+        """A request has been answered, or given up: the next one in line has its place.
+
+        `stayed_us`: how long it was there since its turn; the waits of those that come are foretold from it.
+        """
+        if stayed_us is not None:
+            self._remember(replica, stayed_us)
         line = self._lines.get(replica)
         while line and (turn := line.next()) is not None:
             if not turn.done():
@@ -75,6 +99,14 @@ class Gate:
         else:
             del self._in_flight[replica]
 
+    def _remember(self, replica: str, stayed_us: int) -> None:
+        stays = self._stays.get(replica)
+        if stays is None:
+            stays = Stays()
+            if len(self._stays) >= MAX_REPLICAS:
+                del self._stays[next(iter(self._stays))]
+        self._stays[replica] = stays.with_one(stayed_us)
 
-def _overloaded(why: str) -> BackendError:
-    return BackendError(Fault(kind=FaultKind.OVERLOADED, message=why))
+
+def _overloaded(why: str, *, retry_after_us: int | None = None) -> BackendError:
+    return BackendError(Fault(kind=FaultKind.OVERLOADED, message=why, retry_after_us=retry_after_us))

@@ -1,7 +1,6 @@
 """The composition root: settings -> running objects, and in reverse order away again. Nothing else builds them."""
 
 import contextlib
-import functools
 import logging
 import os
 import random
@@ -27,9 +26,6 @@ from gateway.api.app import create_app
 from gateway.api.auth import KeyRing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api
-from gateway.backends.llm.backend import Limits, LLMBackend
-from gateway.backends.llm.codec import Codec
-from gateway.backends.llm.openai_codec import OpenAICodec
 from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import PriceError, PriceTable, parse_prices
@@ -44,18 +40,13 @@ from gateway.pipeline import Pipeline, Task
 from gateway.ports import Backend, EventLog, Leases, Limiter, Observer, RuleSource, SequenceStore
 from gateway.sequences import PinnedSequences
 from gateway.settings import (
-    AnthropicSettings,
     BackendSettings,
     ConfigError,
     KeySettings,
     LLMSettings,
     LocalSettings,
-    OpenAISettings,
     Settings,
     TaskSettings,
-    TritonGenerateSettings,
-    TritonSettings,
-    local_socket,
 )
 from gateway.stores.leases import MemoryLeases, RedisLeases
 from gateway.stores.memory import MAX_KEYS, MemoryLimiter, MemoryRuleSource, MemorySequenceStore
@@ -67,11 +58,13 @@ from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
 from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
 from gateway.stores.redis_sequences import RedisSequenceStore
-from gateway.tasks import CONTRACTS
+from gateway.stores.redis_usage import RedisUsage, RedisUsageSource
+from gateway.tasks import CONTRACTS, SPEAKS
 from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
+from gateway.wiring_backends import open_backends
 
 _log = logging.getLogger(__name__)
 
@@ -79,25 +72,26 @@ _log = logging.getLogger(__name__)
 def check(settings: Settings) -> None:
     """All that can be known without the network and that settings alone do not know. Raises `ConfigError`."""
     _tasks(settings)
-    _prices(settings)
     try:
-        check_rules(settings, parse_rules(settings.rules))
+        rule_check(settings)(parse_rules(settings.rules))
     except RuleError as error:
         raise ConfigError(f"rules: {error}") from error
 
 
-def check_rules(settings: Settings, rules: Sequence[Rule]) -> None:
-    """Raise `RuleError` for rules that do not fit the backends, the tasks and the prices here."""
-    settings.check_rules(rules)
+def rule_check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
+    """What raises `RuleError` for rules that do not fit the backends, the tasks and the prices here."""
     speeches: dict[str, Speech] = {
         name: "openai" if isinstance(backend, LLMSettings) else "tensors" for name, backend in settings.backends.items()
     }
-    contracts = {name: CONTRACTS[task.contract] for name, task in settings.tasks.items() if task.contract in CONTRACTS}
-    check_speech(
-        rules, backends=speeches, tasks={name: frozenset(contract.speaks) for name, contract in contracts.items()}
-    )
+    spoken = {name: SPEAKS[task.contract] for name, task in settings.tasks.items() if task.contract in SPEAKS}
     prices, by_time = _prices(settings), _usd_per_hour(settings)
-    check_prices(rules, has_price=lambda at: True if at.backend in by_time else prices.of(at.backend, at.model))
+
+    def check_rules(rules: Sequence[Rule]) -> None:
+        settings.check_rules(rules)
+        check_speech(rules, backends=speeches, tasks=spoken)
+        check_prices(rules, has_price=lambda at: at.backend in by_time or prices.of(at.backend, at.model) is not None)
+
+    return check_rules
 
 
 def monotonic_us() -> int:
@@ -121,7 +115,7 @@ async def data_plane(
             access_log = AccessLog()
             stack.callback(access_log.flush)
             observers.append(access_log)
-        backends = await _backends(settings, stack)
+        backends = await open_backends(settings, stack)
         prices = _prices(settings)
         stores = await _stores(settings, stack)
         observers += stores.observers
@@ -173,7 +167,7 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
         raise ConfigError("redis.url: the control plane needs the Redis that the workers share")
     if not settings.server.admin_token():
         raise ConfigError(f"set the admin token in the environment variable {settings.server.admin_token_env}")
-    check = functools.partial(check_rules, settings)
+    check = rule_check(settings)
     async with AsyncExitStack() as stack:
         client = _redis(settings)
         stack.push_async_callback(client.aclose)
@@ -193,6 +187,7 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
             check,
             tuple(settings.tasks),
             models=ModelPlane(servers=servers, deploys=deploys, events=RedisEvents(client, settings.redis.prefix)),
+            usage=RedisUsageSource(client, settings.redis.prefix),
         )
 
 
@@ -252,56 +247,6 @@ def _labels(path: Path) -> tuple[str, ...]:
         raise ConfigError(f"{path}: label file is missing; `make setup` builds it") from None
 
 
-async def _backends(settings: Settings, stack: AsyncExitStack) -> Mapping[str, Backend]:
-    """Every enabled backend; those that rules name but that are switched off are simply not there."""
-    backends: dict[str, Backend] = {}
-    for name, backend in settings.backends.items():
-        if isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
-            _log.info("backend is off: its key's variable is not set", extra={"backend": name})
-        elif backend.enabled:
-            try:
-                backends[name] = await _backend(name, backend)
-            except ValueError as error:
-                raise ConfigError(f"backends.{name}: {error}") from error
-            stack.push_async_callback(backends[name].close)
-    return backends
-
-
-async def _backend(name: str, settings: BackendSettings) -> Backend:
-    """A new kind of backend is a case here. Raises ValueError for what cannot be served."""
-    match settings:
-        case TritonSettings():
-            return await TritonBackend.open(name, settings.url, compression=settings.compression)
-        case OpenAISettings():
-            return _llm_backend(name, settings, OpenAICodec(settings.apis))
-        case AnthropicSettings() | TritonGenerateSettings():
-            raise ValueError("this kind has no codec yet")
-        case LocalSettings():
-            if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
-                return await TritonBackend.open(name, shared)
-            from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
-
-            return await LocalBackend.open(name, settings.repository, models=settings.models)
-
-
-def _llm_backend(name: str, settings: LLMSettings, codec: Codec) -> LLMBackend:
-    first_token_ms = settings.first_token_timeout_ms
-    return LLMBackend(
-        name,
-        codec=codec,
-        base_urls=settings.base_urls,
-        api_key=settings.api_key(),
-        headers=settings.headers,
-        models=settings.models,
-        limits=Limits(
-            connect_us=settings.connect_timeout_ms * 1000,
-            first_token_us=None if first_token_ms is None else first_token_ms * 1000,
-            idle_us=settings.idle_timeout_ms * 1000,
-        ),
-        is_hosted=settings.hosted,
-    )
-
-
 def _prices(settings: Settings) -> PriceTable:
     """The price table of the file that the settings name; empty where they name none. Raises `ConfigError`."""
     if settings.prices is None:
@@ -355,7 +300,7 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     client = _redis(settings)
     stack.push_async_callback(client.aclose)
     worker_id = f"{socket.gethostname()}-{os.getpid()}"
-    rules = RedisRuleSource(client, settings.redis.prefix, seed, functools.partial(check_rules, settings), worker_id)
+    rules = RedisRuleSource(client, settings.redis.prefix, seed, rule_check(settings), worker_id)
     stack.push_async_callback(rules.close)
     await rules.start()
     limiter = RedisLimiter(client, settings.redis.prefix, local)
@@ -363,10 +308,13 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
     stack.push_async_callback(outcomes.close)
     outcomes.start()
+    usage = RedisUsage(client, settings.redis.prefix)
+    stack.push_async_callback(usage.close)
+    usage.start()
     deaths = RedisDeaths(client, settings.redis.prefix)
     stack.push_async_callback(deaths.close)
     return _Stores(
-        observers=(outcomes,),
+        observers=(outcomes, usage),
         limiter=limiter,
         rules=rules,
         sequences=RedisSequenceStore(client, settings.redis.prefix),

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from gateway.core.rules import Strategy
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -29,6 +31,8 @@ class TargetOut(_Body):
     model: str
     version: str = ""
     weight: int
+    parameters: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda fields: not fields)
+    context_tokens: int = Field(0, exclude_if=lambda tokens: not tokens)
 
 
 class MatchOut(_Body):
@@ -45,9 +49,11 @@ class RuleOut(_Body):
     name: str
     match: MatchOut
     split: list[TargetOut]
-    strategy: Literal["weighted", "ordered"]
+    strategy: Strategy
     sticky_by: Literal["request", "tenant"]
     fallback: list[TargetOut]
+    retries: int = Field(0, exclude_if=lambda rounds: not rounds)
+    hedge: bool = Field(default=False, exclude_if=lambda hedges: not hedges)
     enabled: bool
 
 

@@ -192,13 +192,13 @@ def check_speech(
                     )
 
 
-def check_prices(rules: Iterable[Rule], *, has_price: Callable[[Place], object]) -> None:
+def check_prices(rules: Iterable[Rule], *, has_price: Callable[[Place], bool]) -> None:
     """Raise `RuleError` for a rule that is to take the cheapest of places of which one has no price."""
     for rule in rules:
         if rule.strategy != "cheapest":
             continue
         for i, target in enumerate(rule.split):
-            if target.model != ANY and has_price(target.place) is None:
+            if target.model != ANY and not has_price(target.place):
                 raise RuleError(
                     f"rule '{rule.name}': split[{i}]: the strategy 'cheapest' needs a price of '{target.model}' on "
                     f"'{target.backend}': add it to the price table, or `usd_per_hour` to the backend"

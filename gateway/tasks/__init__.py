@@ -6,6 +6,7 @@ answer into the task's output, refusing one that does not fit: a wrong answer is
 
 from collections.abc import Callable, Mapping
 
+from gateway.core.types import Speech
 from gateway.tasks.chat import Chat
 from gateway.tasks.contract import Contract
 from gateway.tasks.image_classification import ImageClassification
@@ -16,14 +17,17 @@ from gateway.tasks.tensor import TensorTask
 from gateway.tasks.text_classification import TextClassification
 from gateway.tasks.text_embedding import TextEmbedding
 
-CONTRACTS: Mapping[str, Callable[..., Contract]] = {
-    TextEmbedding.name: TextEmbedding,
-    TextClassification.name: TextClassification,
-    ImageClassification.name: ImageClassification,
-    ImageEmbedding.name: ImageEmbedding,
-    Ocr.name: Ocr,
-    SpeechActivity.name: SpeechActivity,
-    Chat.name: Chat,
-    TensorTask.name: TensorTask,
-}
+_ALL = (
+    TextEmbedding,
+    TextClassification,
+    ImageClassification,
+    ImageEmbedding,
+    Ocr,
+    SpeechActivity,
+    Chat,
+    TensorTask,
+)
+CONTRACTS: Mapping[str, Callable[..., Contract]] = {contract.name: contract for contract in _ALL}
 """Every contract by its name in the configuration; the values build one from a task's options."""
+SPEAKS: Mapping[str, frozenset[Speech]] = {contract.name: contract.speaks for contract in _ALL}
+"""The kinds of backends that can answer each."""

@@ -5,26 +5,11 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from gateway.core.errors import BackendError, Fault, FaultKind, InvalidInput
-from gateway.core.types import Delta, Message, Part, Payload, Tensor, Tensors
+from gateway.core.types import Delta, Message, Part, Payload, Speech, Tensor, Tensors
 
 
-class Contract(Protocol):
-    """A task's two-way form. Implementations hold only their options."""
-
-    name: ClassVar[str]
-    is_sequence: ClassVar[bool]
-    """Whether its requests are steps of sequences: what the model answers depends on those before."""
-    tensor_fields: ClassVar[Mapping[str, str]]
-    """The caller's field behind each input tensor, for a backend's refusals."""
-    input_schema: Mapping[str, Any]
-    output_schema: Mapping[str, Any]
-
-    def parse(self, given: object, parameters: Mapping[str, Any]) -> Any:
-        """A caller's `input` and `parameters` as this contract's own frozen value.
-
-        Raises `InvalidInput` with the field's dotted name.
-        """
-        ...
+class Form(Protocol):
+    """How backends of one kind are asked a task, and how their answers are read."""
 
     def payload(self, parsed: Any) -> Payload:
         """What a backend is asked."""
@@ -36,6 +21,32 @@ class Contract(Protocol):
         Raises `BackendError` (BROKEN) for an answer against the contract, and `InvalidInput` where only the
         backend could tell that the input does not fit (a text with too many tokens).
         """
+        ...
+
+
+class Contract(Form, Protocol):
+    """A task's two-way form. Implementations hold only their options."""
+
+    name: ClassVar[str]
+    is_sequence: ClassVar[bool]
+    """Whether its requests are steps of sequences: what the model answers depends on those before."""
+    tensor_fields: ClassVar[Mapping[str, str]]
+    """The caller's field behind each input tensor, for a backend's refusals."""
+    speaks: ClassVar[frozenset[Speech]]
+    """The kinds of backends that can answer: those that `forms` has."""
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any]
+
+    def parse(self, given: object, parameters: Mapping[str, Any]) -> Any:
+        """A caller's `input` and `parameters` as this contract's own frozen value.
+
+        Raises `InvalidInput` with the field's dotted name.
+        """
+        ...
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """How each kind of backend is asked; itself for the kind that the task is made for."""
         ...
 
 

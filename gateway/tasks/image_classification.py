@@ -8,8 +8,8 @@ import numpy as np
 
 from gateway.core.errors import InvalidInput
 from gateway.core.tensors import to_numpy
-from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
-from gateway.tasks.contract import broken, known_fields, output, tensors_of
+from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors
+from gateway.tasks.contract import Form, broken, known_fields, output, tensors_of
 from gateway.tasks.files import IMAGE_SCHEMA, image_of, image_tensor
 
 SUM_TOLERANCE = 1e-2  # softmax in float32 over a thousand classes is within 1e-4
@@ -29,6 +29,7 @@ class ImageClassification:
     name: ClassVar[str] = "image-classification"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
 
     def __init__(self, *, labels: Sequence[str], max_image_bytes: int = 20 * 2**20) -> None:
         self.labels = tuple(labels)
@@ -60,6 +61,11 @@ class ImageClassification:
             },
             "required": ["labels"],
         }
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """Tensors alone."""
+        return {"tensors": self}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> ImageInput:
         """Read `{"image": base64 | data URL | bytes, "top_k": int}`; bytes come from uploads."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
-from gateway.tasks.contract import known_fields
+from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors
+from gateway.tasks.contract import Form, known_fields
 from gateway.tasks.embeddings import unit_vectors
 from gateway.tasks.files import IMAGE_INPUT_SCHEMA, image_of, image_tensor
 
@@ -15,6 +15,7 @@ class ImageEmbedding:
     name: ClassVar[str] = "image-embedding"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
 
     input_schema: Mapping[str, Any] = IMAGE_INPUT_SCHEMA
 
@@ -34,6 +35,11 @@ class ImageEmbedding:
             },
             "required": ["embedding", "dimensions"],
         }
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """Tensors alone."""
+        return {"tensors": self}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> bytes:
         """Read `{"image": base64 | data URL | bytes}`: the file, undecoded."""

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gateway.core.tensors import to_numpy
-from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
-from gateway.tasks.contract import broken, known_fields, output, tensors_of
+from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors
+from gateway.tasks.contract import Form, broken, known_fields, output, tensors_of
 from gateway.tasks.files import IMAGE_INPUT_SCHEMA, image_of, image_tensor
 
 CORNERS = 4
@@ -24,6 +24,7 @@ class Ocr:
     name: ClassVar[str] = "ocr"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
 
     input_schema: Mapping[str, Any] = IMAGE_INPUT_SCHEMA
     output_schema: Mapping[str, Any] = {
@@ -54,6 +55,11 @@ class Ocr:
 
     def __init__(self, *, max_image_bytes: int = 20 * 2**20) -> None:
         self.max_image_bytes = max_image_bytes
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """Tensors alone."""
+        return {"tensors": self}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> bytes:
         """Read `{"image": base64 | data URL | bytes}`: the file, undecoded."""

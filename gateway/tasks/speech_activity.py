@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from gateway.core.errors import InvalidInput
 from gateway.core.tensors import from_numpy, to_numpy
-from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors
-from gateway.tasks.contract import broken, known_fields, output, tensors_of
+from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors
+from gateway.tasks.contract import Form, broken, known_fields, output, tensors_of
 from gateway.tasks.files import file_of
 
 SAMPLES = 512  # 32 ms at 16 kHz: the only size that the network was trained for
@@ -23,6 +23,7 @@ class SpeechActivity:
     name: ClassVar[str] = "speech-activity"
     is_sequence: ClassVar[bool] = True
     tensor_fields: ClassVar[Mapping[str, str]] = {"AUDIO": "input.audio"}
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
 
     input_schema: Mapping[str, Any] = {
         "type": "object",
@@ -41,6 +42,11 @@ class SpeechActivity:
         "properties": {"speech_probability": {"type": "number", "minimum": 0, "maximum": 1}},
         "required": ["speech_probability"],
     }
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """Tensors alone."""
+        return {"tensors": self}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> npt.NDArray[Any]:
         """Read `{"audio": base64 | bytes}`: FP32 [1, 512]."""

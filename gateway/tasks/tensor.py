@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Final
 
 from gateway.core.errors import InvalidInput, UnknownModel
 from gateway.core.texts import triton_plain
-from gateway.core.types import Delta, Message, SequenceStep, Tensor, TensorPayload, Tensors
+from gateway.core.types import Delta, Message, SequenceStep, Speech, Tensor, TensorPayload, Tensors
 from gateway.tasks import oip
-from gateway.tasks.contract import known_fields, tensors_of
+from gateway.tasks.contract import Form, known_fields, tensors_of
 from local_runtime.errors import InferenceError
 from local_runtime.protocol.oip_json import Asked, read_document
 
@@ -32,6 +32,7 @@ class TensorTask:
     name: ClassVar[str] = "tensor"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {}
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
 
     _tensor: ClassVar[Mapping[str, Any]] = {
         "type": "object",
@@ -59,6 +60,11 @@ class TensorTask:
         "properties": {"outputs": {"type": "array", "items": _tensor}},
         "required": ["outputs"],
     }
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """Tensors alone."""
+        return {"tensors": self}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> TensorInput:
         """Task form: model, version, inputs and outputs, the protocol's own parameters under `parameters`."""

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gateway.core.errors import InvalidInput
-from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors, Usage
-from gateway.tasks.contract import known_fields
+from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors, Usage
+from gateway.tasks.contract import Form, known_fields
 from gateway.tasks.embeddings import check_text, refuse_truncated, texts_payload, tokens_of, unit_vectors
 
 LEAST_LABELS = 2
@@ -45,6 +45,7 @@ class TextClassification:
     name: ClassVar[str] = "text-classification"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"TEXT": "input.text"}
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
 
     def __init__(
         self,
@@ -89,6 +90,11 @@ class TextClassification:
             },
             "required": ["label", "scores"],
         }
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """Tensors alone."""
+        return {"tensors": self}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> LabelledText:
         """Read `{"text": str, "labels": [str]}`."""

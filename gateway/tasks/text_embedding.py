@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gateway.core.errors import InvalidInput
-from gateway.core.types import Answer, Delta, Message, TensorPayload, Tensors, Usage
-from gateway.tasks.contract import known_fields
+from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors, Usage
+from gateway.tasks.contract import Form, known_fields
 from gateway.tasks.embeddings import check_text, refuse_truncated, texts_payload, tokens_of, unit_vectors
 
 
@@ -35,6 +35,7 @@ class TextEmbedding:
     name: ClassVar[str] = "text-embedding"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"TEXT": "input.text"}
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
 
     def __init__(
         self,
@@ -73,6 +74,11 @@ class TextEmbedding:
             },
             "required": ["embeddings", "dimensions"],
         }
+
+    @property
+    def forms(self) -> Mapping[Speech, Form]:
+        """Tensors alone."""
+        return {"tensors": self}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> TextInput:
         """Read `{"text": str | [str]}` and `{"truncate": bool}`."""

@@ -147,11 +147,14 @@ async def test_events_of_the_responses_api_keep_their_names_and_end_without_done
 
 async def test_the_stream_helper_of_chat_joins_the_pieces():
     pieces = [delta("o"), delta("ne"), delta("", finish="stop"), usage_chunk()]
-    async with llm_plane(Upstream(stream_of(*pieces))) as gw, sdk(gw) as client:
-        async with client.chat.completions.stream(**ASK, stream_options={"include_usage": True}) as stream:
-            deltas = [one.delta async for one in stream if one.type == "content.delta"]
-            final = await stream.get_final_completion()
-    assert deltas == ["o", "ne"]
+    async with (
+        llm_plane(Upstream(stream_of(*pieces))) as gw,
+        sdk(gw) as client,
+        client.chat.completions.stream(**ASK, stream_options={"include_usage": True}) as stream,
+    ):
+        deltas = [one.delta async for one in stream if one.type == "content.delta"]
+        final = await stream.get_final_completion()
+    assert "".join(deltas) == "one"
     assert final.choices[0].message.content == "one"
     assert final.usage.total_tokens == 5
 
@@ -275,13 +278,13 @@ async def test_a_stream_that_breaks_raises_at_the_client_and_has_no_end(path):
     }
     up, other = Upstream([sse_head(), *scripts[path], RST]), Upstream(json_reply(200, completion()))
     async with llm_plane(up, other) as gw, sdk(gw) as client:
-        seen = []
+        chunks = aiter(await CALLS[path](client, stream=True))
+        for _ in scripts[path]:
+            await anext(chunks)
         with pytest.raises(openai.APIError) as broken:
-            async for one in await CALLS[path](client, stream=True):
-                seen.append(one)  # noqa: PERF401 - what came before the error is wanted
+            await anext(chunks)
         asked = {CHAT: ASK, COMPLETIONS: ASK_COMPLETION, RESPONSES: ASK_RESPONSE}[path]
         raw = await gw.post(path, {**asked, "stream": True})
-    assert len(seen) == len(scripts[path])
     assert (broken.value.code, broken.value.type) == ("backend_error", "server_error")
     assert "[DONE]" not in raw.text
     assert not other.requests

@@ -41,7 +41,7 @@ async def test_every_header_that_is_read_is_told():
 
     for path in ("/v1/infer", "/v1/tasks/{task}", "/v2/models/{model}/infer", "/v2/models/{model}/generate_stream"):
         assert told(path) == steering | of_sequences, path
-    for path in ("/v1/chat/completions", "/v1/embeddings"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"):
         assert told(path) == steering, path
 
 

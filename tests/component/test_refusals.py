@@ -11,7 +11,7 @@ from tests.kit.app import embedding, running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 EMBED = "/v1/tasks/text-embedding"
 IMAGE = "/v1/tasks/image-classification"
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TEXT = {"input": {"text": "hello"}}
 ASK = {"model": "general_llm", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -243,9 +243,66 @@ async def test_a_wrong_chat_body_is_a_422_that_names_the_field(gw, change, field
     assert not gw.backends["llm"].calls
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (COMPLETIONS, {}, "prompt"),
+        (COMPLETIONS, {"prompt": None}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": {"x": 1}}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", None]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": [1, -1]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": [[1], ["a"]]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt[0]"),
+        (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
+        (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature"),
+        (RESPONSES, {}, "input"),
+        (RESPONSES, {"input": None}, "input"),
+        (RESPONSES, {"input": []}, "input"),
+        (RESPONSES, {"input": 5}, "input"),
+        (RESPONSES, {"input": ["a"]}, "input[0]"),
+        (RESPONSES, {"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{}]}]}, "input[0].content[0]"),
+        (RESPONSES, {"input": "a", "instructions": 5}, "instructions"),
+        (RESPONSES, {"input": "a", "background": True}, "background"),
+        (RESPONSES, {"input": "a", "text": "json"}, "text"),
+        (RESPONSES, {"input": "a", "tools": {}}, "tools"),
+        (RESPONSES, {"input": "a", "stream": "yes"}, "stream"),
+        (RESPONSES, {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        (RESPONSES, {"input": "a", "top_p": 2}, "top_p"),
+    ],
+)
+async def test_a_wrong_body_of_the_other_generative_paths_names_the_field(gw, path, body, field):
+    answer = await gw.post(path, {"model": "general_llm", **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, field)
+    assert not gw.backends["llm"].calls
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"model": "\\ud83d"}',
+        b'{"model": "general_llm", "prompt": "\\ud83d", "input": "\\ud83d"}',
+        b'{"model": "general_llm", "n": NaN}',
+    ],
+)
+async def test_a_malformed_generative_body_is_a_400(gw, path, content):
+    answer = await gw.http.post(path, content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_request")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 @pytest.mark.parametrize(("model", "status"), [(None, 400), (5, 400), ("nope", 404), ("minilm", 404)])
-async def test_unknown_models(gw, model, status):
-    answer = await gw.post(CHAT, {**ASK, "model": model})
+async def test_unknown_models(gw, path, model, status):
+    answer = await gw.post(path, {**ASK, "model": model})
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == "model"
     if status == 404:

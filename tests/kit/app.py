@@ -24,7 +24,7 @@ from gateway.core.types import Caller, Limit, Tensors
 from gateway.gate import Gate
 from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import SequenceStore
+from gateway.ports import Backend, SequenceStore
 from gateway.sequences import PinnedSequences
 from gateway.stores.memory import MemoryLimiter, MemoryRuleSource, MemorySequenceStore
 from gateway.tasks.chat import Chat
@@ -87,7 +87,7 @@ class Harness:
     http: httpx.AsyncClient
     seen: Recorder
     board: BreakerBoard
-    backends: Mapping[str, ScriptedBackend]
+    backends: Mapping[str, Any]
     rules: MemoryRuleSource
     app: Any
     stop: asyncio.Event
@@ -114,7 +114,7 @@ def scores(*values: float) -> Tensors:
 
 @contextlib.asynccontextmanager
 async def running(
-    backends: Sequence[ScriptedBackend],
+    backends: Sequence[Backend],
     *,
     rules: Sequence[Mapping[str, Any]] = DEFAULT_RULES,
     max_body_bytes: int = 1_000_000,
@@ -126,7 +126,7 @@ async def running(
     drain_s: float = 2,
     draw: Callable[[], float] = lambda: 0.0,
 ) -> AsyncIterator[Harness]:
-    """Serve on an ephemeral loopback port until the block ends."""
+    """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative."""
     seen, board = Recorder(), BreakerBoard()
     source = MemoryRuleSource(RuleSet(revision=7, rules=parse_rules(rules)))
     contracts = {
@@ -139,6 +139,9 @@ async def running(
         name: Task(name=name, contract=contract, timeout_us=timeout_us, attempt_timeout_us=attempt_timeout_us)
         for name, contract in contracts.items()
     }
+    for backend in backends:
+        if isinstance(backend, ScriptedBackend) and backend.name.startswith("llm"):
+            backend.speaks = "openai"
     by_name = {b.name: b for b in backends}
     store = sequence_store or MemorySequenceStore(monotonic_us)
     pipeline = Pipeline(

@@ -101,9 +101,9 @@ def test_a_variable_that_is_not_set_and_has_no_default_is_a_fault(tmp_path):
 @pytest.mark.parametrize(
     ("backend", "told"),
     [
-        ("{kind: openai, base_url: 'http://h/v1?x=1'}", "must be an http(s) URL"),
-        ("{kind: openai, base_url: 'ftp://h/v1'}", "must be an http(s) URL"),
-        ("{kind: openai, base_url: 'http://user:secret@h/v1'}", "must be an http(s) URL"),
+        ("{kind: openai, base_url: 'http://h/v1?x=1'}", "must be http(s) URLs"),
+        ("{kind: openai, base_url: 'ftp://h/v1'}", "must be http(s) URLs"),
+        ("{kind: openai, base_url: 'http://user:secret@h/v1'}", "must be http(s) URLs"),
     ],
 )
 def test_addresses_are_checked(tmp_path, backend, told):

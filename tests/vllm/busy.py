@@ -29,8 +29,7 @@ async def busy(vllm: VllmServer, straight: Door, count: int) -> AsyncIterator[No
     """vLLM has `count` long requests, that came straight, in its slots and in its queue while the block runs."""
 
     async def has_them() -> bool:
-        running, waiting = await vllm.gauge("num_requests_running"), await vllm.gauge("num_requests_waiting")
-        return running == min(count, SLOTS) and running + waiting == count
+        return (await vllm.running(), await vllm.waiting()) == (min(count, SLOTS), max(0, count - SLOTS))
 
     async with work(straight, count):
         await until_async(has_them, timeout_s=GONE_S)
@@ -39,7 +38,7 @@ async def busy(vllm: VllmServer, straight: Door, count: int) -> AsyncIterator[No
 
 async def is_idle(vllm: VllmServer) -> bool:
     """Whether vLLM has nothing to do."""
-    return await vllm.gauge("num_requests_running") == 0 == await vllm.gauge("num_requests_waiting")
+    return await vllm.running() == 0 == await vllm.waiting()
 
 
 async def cancel(task: asyncio.Task[object]) -> None:

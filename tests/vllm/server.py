@@ -17,6 +17,7 @@ import httpx
 
 from tests.kit.serving import free_port
 from tests.vllm.environment import MODEL, ROOT, VLLM, fault
+from tests.vllm.metrics import metric
 
 NAME = "smollm2"
 CONTEXT = 1024
@@ -110,13 +111,13 @@ class VllmServer:
                 time.sleep(0.05)
         self.kill()
 
-    async def gauge(self, name: str) -> float:
-        """One of its metrics, `num_requests_running` for instance: the sum over its labels."""
-        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
-            text = (await http.get(f"{self.url}/metrics")).text
-        values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
-        assert values, f"vLLM has no metric vllm:{name}"
-        return sum(map(float, values))
+    async def running(self) -> float:
+        """The requests that it decodes now."""
+        return await metric(self.url, "vllm:num_requests_running")
+
+    async def waiting(self) -> float:
+        """The requests in its queue."""
+        return await metric(self.url, "vllm:num_requests_waiting")
 
 
 @contextlib.contextmanager

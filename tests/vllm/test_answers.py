@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.kit.serving import Serving
+from tests.kit.wait import until_async
 from tests.vllm.door import CHAT, DONE, RESPONSES, TEXT, Door, text_of
+from tests.vllm.metrics import metric
 from tests.vllm.server import CONTEXT, SLOTS
 
 STEADY = {"temperature": 0, "seed": 1}
@@ -106,6 +109,24 @@ async def test_streamed_usage_is_not_told_unasked(through: Door, options: dict[s
     events = await through.events(CHAT, **QUESTION, **options)
     assert events[-1] == DONE
     assert [event for event in events[:-1] if event.get("usage") or not event["choices"]] == []
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, QUESTION), (TEXT, PROMPT)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engine_s_own_count_is_metered(
+    gateway: Serving, straight: Door, through: Door, path: str, body: dict[str, Any], stream: bool
+):
+    expected = (await straight.answer(path, **body))["usage"]
+    response = await through.whole(path, **body, stream=stream)  # a stream's usage is not asked for
+    assert response.status_code == 200, response.text
+
+    async def is_metered() -> bool:
+        return await metric(gateway.ops_url, "gateway_tokens_total", direction="output") > 0
+
+    await until_async(is_metered)
+    counted = [await metric(gateway.ops_url, "gateway_tokens_total", direction=way) for way in ("input", "output")]
+    assert counted == [expected["prompt_tokens"], expected["completion_tokens"]]
+    assert await metric(gateway.ops_url, "gateway_estimated_usage_total") == 0
 
 
 async def test_a_tool_is_called_with_its_schema(straight: Door, through: Door):

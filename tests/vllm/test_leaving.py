@@ -2,22 +2,18 @@
 
 import asyncio
 
-import httpx
 import pytest
 
 from tests.kit.serving import Serving
 from tests.kit.wait import until_async
 from tests.vllm.busy import GONE_S, LONG, busy, cancel, is_idle
 from tests.vllm.door import CHAT, Door
+from tests.vllm.metrics import metric
 from tests.vllm.server import SLOTS, VllmServer
 
 
 async def nothing_in_flight(gateway: Serving) -> bool:
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
-        text = (await http.get(f"{gateway.ops_url}/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("gateway_requests_in_flight{")]
-    assert lines
-    return all(float(line.rpartition(" ")[2]) == 0 for line in lines)
+    return await metric(gateway.ops_url, "gateway_requests_in_flight") == 0
 
 
 async def test_leaving_in_mid_stream_stops_the_engine(vllm: VllmServer, gateway: Serving, through: Door):
@@ -25,16 +21,19 @@ async def test_leaving_in_mid_stream_stops_the_engine(vllm: VllmServer, gateway:
         assert response.status_code == 200
         for _ in range(3):
             await anext(events)
-        assert await vllm.gauge("num_requests_running") == 1
+        assert await vllm.running() == 1
+        assert not await nothing_in_flight(gateway)
     await until_async(lambda: is_idle(vllm), timeout_s=GONE_S)
     await until_async(lambda: nothing_in_flight(gateway), timeout_s=GONE_S)
+    assert await metric(gateway.ops_url, "gateway_tokens_total", direction="output") >= 2  # what it had got
+    assert await metric(gateway.ops_url, "gateway_estimated_usage_total") == 1
 
 
 async def test_leaving_a_whole_answer_stops_the_engine(vllm: VllmServer, gateway: Serving, through: Door):
     task = asyncio.create_task(through.whole(CHAT, **LONG))
 
     async def runs() -> bool:
-        return await vllm.gauge("num_requests_running") == 1
+        return await vllm.running() == 1
 
     await until_async(runs, timeout_s=GONE_S)
     await cancel(task)
@@ -47,17 +46,17 @@ async def test_leaving_before_the_first_token_leaves_the_engine_s_queue(
     vllm: VllmServer, gateway: Serving, straight: Door, through: Door, stream: bool
 ):
     async def waits() -> bool:
-        return await vllm.gauge("num_requests_waiting") == 1
+        return await vllm.waiting() == 1
 
     async def waits_no_more() -> bool:
-        return await vllm.gauge("num_requests_waiting") == 0
+        return await vllm.waiting() == 0
 
     async with busy(vllm, straight, SLOTS):
         task = asyncio.create_task(through.whole(CHAT, **LONG, stream=stream))
         await until_async(waits, timeout_s=GONE_S)
         await cancel(task)
         await until_async(waits_no_more, timeout_s=GONE_S)
-        assert await vllm.gauge("num_requests_running") == SLOTS  # it left, and was not served instead
+        assert await vllm.running() == SLOTS  # it left, and was not served instead
     await until_async(lambda: nothing_in_flight(gateway), timeout_s=GONE_S)
 
 

@@ -3,12 +3,11 @@
 import asyncio
 import json
 
-import httpx
-
 from tests.kit.serving import KEY, Serving
 from tests.kit.wait import until_async
 from tests.vllm.busy import GONE_S, LONG, busy, work
 from tests.vllm.door import CHAT, DONE, Door, door, text_of
+from tests.vllm.metrics import metric
 from tests.vllm.server import NAME, SLOTS, VllmServer
 
 SHORT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 8, "temperature": 0}
@@ -17,10 +16,7 @@ REQUESTS = 6
 
 async def engine_requests(gateway: Serving, backend: str) -> float:
     """What the gateway last read of an engine's load: its requests, running and waiting."""
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
-        text = (await http.get(f"{gateway.ops_url}/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("gateway_engine_requests{")]
-    return sum(float(line.rpartition(" ")[2]) for line in lines if f'backend="{backend}"' in line)
+    return await metric(gateway.ops_url, "gateway_engine_requests", backend=backend)
 
 
 async def answered_by(through: Door) -> set[str]:
@@ -69,7 +65,7 @@ async def test_a_stream_that_vllm_breaks_off_ends_with_an_error_and_no_done(vllm
 
 async def test_llama_answers_what_a_killed_vllm_had_not_begun(vllm: VllmServer, gateway: Serving, straight: Door):
     async def two_more_wait() -> bool:
-        return await vllm.gauge("num_requests_waiting") == 2
+        return await vllm.waiting() == 2
 
     async with door(gateway.url, "first_vllm", key=KEY) as through:
         async with busy(vllm, straight, SLOTS):

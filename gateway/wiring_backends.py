@@ -1,0 +1,75 @@
+"""The composition root's part for backends: from the settings of each to a running one."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+from gateway.backends.llm.backend import Limits, LLMBackend
+from gateway.backends.llm.codec import Codec
+from gateway.backends.llm.openai_codec import OpenAICodec
+from gateway.backends.triton.backend import TritonBackend
+from gateway.ports import Backend
+from gateway.settings import (
+    AnthropicSettings,
+    BackendSettings,
+    ConfigError,
+    LLMSettings,
+    LocalSettings,
+    OpenAISettings,
+    Settings,
+    TritonGenerateSettings,
+    TritonSettings,
+    local_socket,
+)
+
+_log = logging.getLogger(__name__)
+
+
+async def open_backends(settings: Settings, stack: AsyncExitStack) -> Mapping[str, Backend]:
+    """Every enabled backend; those that rules name but that are switched off are simply not there."""
+    backends: dict[str, Backend] = {}
+    for name, backend in settings.backends.items():
+        if isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
+            _log.info("backend is off: its key's variable is not set", extra={"backend": name})
+        elif backend.enabled:
+            try:
+                backends[name] = await _backend(name, backend)
+            except ValueError as error:
+                raise ConfigError(f"backends.{name}: {error}") from error
+            stack.push_async_callback(backends[name].close)
+    return backends
+
+
+async def _backend(name: str, settings: BackendSettings) -> Backend:
+    """A new kind of backend is a case here. Raises ValueError for what cannot be served."""
+    match settings:
+        case TritonSettings():
+            return await TritonBackend.open(name, settings.url, compression=settings.compression)
+        case OpenAISettings():
+            return _llm_backend(name, settings, OpenAICodec(settings.apis))
+        case AnthropicSettings() | TritonGenerateSettings():
+            raise ValueError("this kind has no codec yet")
+        case LocalSettings():
+            if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
+                return await TritonBackend.open(name, shared)
+            from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
+
+            return await LocalBackend.open(name, settings.repository, models=settings.models)
+
+
+def _llm_backend(name: str, settings: LLMSettings, codec: Codec) -> LLMBackend:
+    first_token_ms = settings.first_token_timeout_ms
+    return LLMBackend(
+        name,
+        codec=codec,
+        base_urls=settings.base_urls,
+        api_key=settings.api_key(),
+        headers=settings.headers,
+        models=settings.models,
+        limits=Limits(
+            connect_us=settings.connect_timeout_ms * 1000,
+            first_token_us=None if first_token_ms is None else first_token_ms * 1000,
+            idle_us=settings.idle_timeout_ms * 1000,
+        ),
+        is_hosted=settings.hosted,
+    )
