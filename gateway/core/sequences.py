@@ -19,7 +19,7 @@ TRIES = 8  # numbers to try; with 64 bits the second is needed only where two ow
 START_FLAG = "must specify the START flag"  # Triton, of a sequence that it does not know
 # Where the state is no more: the process that kept it is gone, or the model was unloaded.
 _GONE = frozenset(
-    {FaultKind.UNAVAILABLE, FaultKind.UNREACHABLE, FaultKind.DEAD, FaultKind.UNKNOWN_MODEL, FaultKind.NO_SUCH_MODEL}
+    {FaultKind.UNAVAILABLE, FaultKind.DEAD, FaultKind.UNKNOWN_MODEL, FaultKind.NO_SUCH_MODEL}
 )
 
 

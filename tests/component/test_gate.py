@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from gateway.core.errors import BackendError, FaultKind
-from gateway.gate import Gate
+from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.waiting import FEWEST_STAYS
+from gateway.gate import MAX_REPLICAS, Gate
 from tests.kit.wait import until
 
 LONG_US = 60_000_000
@@ -17,10 +18,21 @@ def enter(gate: Gate, replica: str = "a", *, priority="interactive", within_us: 
     return asyncio.ensure_future(gate.enter(replica, priority=priority, within_us=within_us))
 
 
-async def fault_of(task) -> FaultKind:
+async def fault(task) -> Fault:
     with pytest.raises(BackendError) as failed:
         await task
-    return failed.value.fault.kind
+    return failed.value.fault
+
+
+async def fault_of(task) -> FaultKind:
+    return (await fault(task)).kind
+
+
+async def seen(gate: Gate, stayed_us: int, replica: str = "a") -> None:
+    """So many requests have come and gone that the gate knows how long they stay."""
+    for _ in range(FEWEST_STAYS):
+        await gate.enter(replica, priority="interactive", within_us=LONG_US)
+        gate.leave(replica, stayed_us=stayed_us)
 
 
 async def test_so_many_pass_and_the_next_waits_until_one_leaves():
@@ -87,6 +99,71 @@ async def test_a_turn_given_to_one_who_leaves_in_that_moment_goes_to_the_next():
     assert gate.load("a") == 0
 
 
+async def test_who_cannot_have_its_turn_in_time_is_refused_at_once_with_when_it_would_be():
+    gate = Gate(max_in_flight=2, max_queue_size=10)
+    await seen(gate, 40_000_000)
+    assert [await enter(gate), await enter(gate)] == [False, False]  # a free place needs no forecast
+    first = enter(gate, within_us=20_000_000)
+    await until(gate.waiting)
+    refused = await fault(enter(gate, within_us=39_000_000))
+    assert (refused.kind, refused.retry_after_us) == (FaultKind.OVERLOADED, 40_000_000)
+    assert refused.message == "its turn is expected in 40.000 s, and it may wait for 39.000 s"
+    second = enter(gate, within_us=40_000_000)
+    await until(lambda: gate.waiting() == {"a": 2})
+    for waiting in (first, second):
+        gate.leave("a", stayed_us=1)
+        assert await waiting
+    gate.leave("a")
+    gate.leave("a")
+    assert (gate.load("a"), gate.waiting()) == (0, {})
+
+
+async def test_only_those_count_that_go_before_it():
+    gate = Gate(max_in_flight=1, max_queue_size=10)
+    await seen(gate, 10_000_000)
+    await enter(gate)
+    waiting = [enter(gate, priority="batch"), enter(gate, priority="batch")]
+    await until(lambda: gate.waiting() == {"a": 2})
+    assert (await fault(enter(gate, priority="batch", within_us=15_000_000))).retry_after_us == 30_000_000
+    interactive = enter(gate, within_us=15_000_000)
+    await until(lambda: gate.waiting() == {"a": 3})
+    for one in (interactive, *waiting):
+        gate.leave("a")
+        assert await one
+    gate.leave("a")
+
+
+async def test_one_who_is_refused_for_its_deadline_puts_nobody_out():
+    gate = Gate(max_in_flight=1, max_queue_size=1)
+    await seen(gate, 10_000_000)
+    await enter(gate)
+    batch = enter(gate, priority="batch")
+    await until(gate.waiting)
+    assert (await fault(enter(gate, within_us=5_000_000))).retry_after_us == 10_000_000
+    gate.leave("a")
+    assert await batch
+    gate.leave("a")
+
+
+async def test_without_measurements_nobody_is_refused_early():
+    gate = Gate(max_in_flight=1, max_queue_size=10)
+    await seen(gate, 40_000_000, "b")  # another server
+    await enter(gate)
+    waiting = enter(gate, within_us=30_000_000)
+    await until(gate.waiting)
+    gate.leave("a")
+    assert await waiting
+    gate.leave("a")
+
+
+async def test_of_many_servers_only_the_latest_are_remembered():
+    gate = Gate(max_in_flight=1, max_queue_size=10)
+    for i in range(MAX_REPLICAS + 5):
+        await enter(gate, str(i))
+        gate.leave(str(i), stayed_us=5)
+    assert len(gate._stays) == MAX_REPLICAS
+
+
 async def test_random_comings_and_goings_leave_nothing_behind():
     chance = random.Random(5)  # noqa: S311 - chance of a test
     gate = Gate(max_in_flight=3, max_queue_size=5)
@@ -102,7 +179,7 @@ async def test_random_comings_and_goings_leave_nothing_behind():
             try:
                 await asyncio.sleep(chance.random() / 1000)
             finally:
-                gate.leave("a")
+                gate.leave("a", stayed_us=chance.choice([None, 10, 100_000_000]))
 
     visits = []
     for _ in range(2_000):

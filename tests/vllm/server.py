@@ -21,7 +21,7 @@ from tests.vllm.metrics import metric
 
 NAME = "smollm2"
 CONTEXT = 1024
-SLOTS = 4  # requests that vLLM decodes together; more of them wait in its queue
+SLOTS = 4  # requests that either engine decodes together; more of them wait in its queue
 START_S = 300  # 30 s on two idle cores
 STOP_S = 30
 ENVIRON = {
@@ -124,9 +124,10 @@ class VllmServer:
 def llama(folder: Path) -> Iterator[str]:
     """llama.cpp's server; gives its URL."""
     port, log_file = free_port(), folder / "llama.log"
-    command = (sys.executable, "-m", "gateway.stack.llm_server", "--port", str(port), "--threads", "1")
+    command = (sys.executable, "-m", "gateway.stack.llm_server", "--port", str(port))
+    options = ("--threads", "1", "--slots", str(SLOTS))
     with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        process = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT)
     try:
         wait_ready(f"http://127.0.0.1:{port}", process, log_file)
         yield f"http://127.0.0.1:{port}"

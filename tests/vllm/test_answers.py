@@ -169,7 +169,7 @@ async def test_a_field_of_vllm_alone_passes(through: Door):
 
 REFUSED = {
     "a prompt over the context": {"messages": [{"role": "user", "content": "word " * (CONTEXT + 100)}]},
-    "an unknown parameter's value": {"top_p": 7},
+    "a bad value of a parameter of vLLM alone": {"min_p": 7},
     "a tool that is not there": {**CALL_IT, "tool_choice": {"type": "function", "function": {"name": "nope"}}},
 }
 

@@ -14,9 +14,9 @@ SHORT = {"messages": [{"role": "user", "content": "What is the capital of France
 REQUESTS = 6
 
 
-async def engine_requests(gateway: Serving, backend: str) -> float:
-    """What the gateway last read of an engine's load: its requests, running and waiting."""
-    return await metric(gateway.ops_url, "gateway_engine_requests", backend=backend)
+async def queue(gateway: Serving, backend: str) -> float:
+    """What the gateway last read of an engine's queue: the requests that wait in it."""
+    return await metric(gateway.ops_url, "gateway_engine_requests", backend=backend, state="waiting")
 
 
 async def answered_by(through: Door) -> set[str]:
@@ -33,18 +33,18 @@ async def test_requests_go_to_the_engine_that_says_it_has_less_to_do(
     vllm: VllmServer, llama_url: str, gateway: Serving, straight: Door
 ):
     # The load comes from others: the gateway itself has sent nothing that is still on its way.
-    async def vllm_is_full() -> bool:
-        return await engine_requests(gateway, "vllm") == 2 * SLOTS
+    async def vllm_has_a_queue() -> bool:
+        return await queue(gateway, "vllm") == SLOTS
 
-    async def llama_has_work() -> bool:
-        return await engine_requests(gateway, "llama") >= SLOTS and await engine_requests(gateway, "vllm") == 0
+    async def llama_alone_has_a_queue() -> bool:
+        return await queue(gateway, "llama") > 0 == await queue(gateway, "vllm")
 
     async with door(gateway.url, "least_loaded", key=KEY) as through, door(llama_url, NAME) as llama:
         async with busy(vllm, straight, 2 * SLOTS):
-            await until_async(vllm_is_full, timeout_s=GONE_S)
+            await until_async(vllm_has_a_queue, timeout_s=GONE_S)
             assert await answered_by(through) == {"llama"}
-        async with work(llama, SLOTS):
-            await until_async(llama_has_work, timeout_s=GONE_S)
+        async with work(llama, 2 * SLOTS):
+            await until_async(llama_alone_has_a_queue, timeout_s=GONE_S)
             assert await answered_by(through) == {"vllm"}
 
 

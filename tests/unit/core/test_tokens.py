@@ -187,10 +187,21 @@ odd = st.recursive(
     max_leaves=12,
 )
 fields = st.sampled_from(
-    (
-        "messages tools functions prompt input instructions text n max_tokens max_completion_tokens max_output_tokens "
-        "prompt_cache_key response_format"
-    ).split()
+    [
+        "messages",
+        "tools",
+        "functions",
+        "prompt",
+        "input",
+        "instructions",
+        "text",
+        "response_format",
+        "prompt_cache_key",
+        "n",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+    ]
 )
 
 
