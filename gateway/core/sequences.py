@@ -18,9 +18,7 @@ from gateway.core.types import InferenceRequest, Place
 TRIES = 8  # numbers to try; with 64 bits the second is needed only where two owners chose the same id
 START_FLAG = "must specify the START flag"  # Triton, of a sequence that it does not know
 # Where the state is no more: the process that kept it is gone, or the model was unloaded.
-_GONE = frozenset(
-    {FaultKind.UNAVAILABLE, FaultKind.DEAD, FaultKind.UNKNOWN_MODEL, FaultKind.NO_SUCH_MODEL}
-)
+_GONE = frozenset({FaultKind.UNAVAILABLE, FaultKind.DEAD, FaultKind.UNKNOWN_MODEL, FaultKind.NO_SUCH_MODEL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

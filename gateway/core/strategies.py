@@ -42,7 +42,7 @@ class Option:
 def ordered(strategy: Strategy, options: Sequence[Option], *, work: Work, draw: Draw) -> tuple[int, ...]:
     """All indices into `options`, best first. What is equal is in random order, so that gateways do not run together.
 
-    - `least_in_flight`: the fewest tokens; what the engine itself has waiting counts too. An engine that has requests
+    - `least_in_flight`: the fewest tokens; what the engine has from others counts too. An engine that has requests
       waiting, or whose KV cache is nearly full, comes after those that have not: whatever our own count, it can not
       begin at once.
     - `fastest`: the shortest mean time to the first token, with saturated engines last. One that is not measured goes
@@ -122,14 +122,18 @@ def _is_saturated(option: Option) -> bool:
 
 
 def _tokens(option: Option) -> int:
-    """In flight from here, and waiting at the engine from wherever."""
-    waiting = option.engine.waiting if option.engine else 0
-    return option.standing.tokens + waiting * TYPICAL_TOKENS
+    """In flight from here, and what the engine has from others."""
+    return option.standing.tokens + _of_others(option) * TYPICAL_TOKENS
 
 
 def _requests(option: Option) -> int:
-    waiting = option.engine.waiting if option.engine else 0
-    return option.standing.requests + waiting
+    return option.standing.requests + _of_others(option)
+
+
+def _of_others(option: Option) -> int:
+    """Requests that the engine has and this process did not send; of a second ago, so a little wrong."""
+    engine = option.engine
+    return max(0, engine.running + engine.waiting - option.standing.requests) if engine else 0
 
 
 def _score(prefix: bytes, place: Place) -> int:

@@ -20,6 +20,7 @@ class Totals:
     name: ClassVar[str] = "total"
     is_sequence: ClassVar[bool] = True
     tensor_fields: ClassVar[Mapping[str, str]] = {"NUMBER": "input.number"}
+    speaks: ClassVar[frozenset[str]] = frozenset({"tensors"})
     input_schema: Mapping[str, Any] = {
         "type": "object",
         "properties": {"number": {"type": "integer"}, "audio": {"type": "string"}},
@@ -36,6 +37,10 @@ class Totals:
             raise InvalidInput("must be a whole number", field="input.number")
         return number
 
+    @property
+    def forms(self) -> Mapping[str, "Totals"]:
+        return {"tensors": self}
+
     def payload(self, parsed: int) -> TensorPayload:
         return TensorPayload(inputs=(from_numpy("NUMBER", np.array([[parsed]], np.int32)),), outputs=("TOTAL",))
 
@@ -45,6 +50,9 @@ class Totals:
 
 class StatefulBackend:
     """A backend with replicas. `gone` replicas refuse; `restart` makes one forget. `calls` are what came."""
+
+    speaks = "tensors"
+    is_probed = True
 
     def __init__(self, name: str, *replicas: str, facts: ModelFacts = FACTS) -> None:
         self.name = name
@@ -60,6 +68,9 @@ class StatefulBackend:
     def restart(self, replica: str) -> None:
         self.gone.discard(replica)
         self.states[replica] = {}
+
+    def engine_load(self, replica: str) -> None:
+        return None
 
     def replicas(self) -> Sequence[str]:
         return self.names

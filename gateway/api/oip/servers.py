@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from gateway.api.endpoint import Api, Visit
@@ -54,15 +55,15 @@ async def ask(
             raise step.error
         server = pipeline.backends[step.place.backend]
         if not isinstance(server, ModelServer):
-            faults.append(_NO_SERVER)
+            faults.append(replace(_NO_SERVER, place=step.place))
             continue
         try:
             async with asyncio.timeout(step.timeout_us / 1e6):
                 return await call(server, step.place)
         except TimeoutError:
-            faults.append(Fault(kind=FaultKind.TIMEOUT, message="did not answer in time"))
+            faults.append(Fault(kind=FaultKind.TIMEOUT, message="did not answer in time", place=step.place))
         except BackendError as failed:
-            faults.append(attempts.named_by_caller(failed.fault))
+            faults.append(replace(attempts.named_by_caller(failed.fault), place=step.place))
 
 
 def servers(visit: Visit, model: str) -> dict[str, ModelServer]:

@@ -237,3 +237,40 @@ def test_one_request_that_found_nobody_is_forgotten_with_the_next_good_probe():
     board.probed(server_of(HERE), now_us=2, fault=None)
     board.probed(server_of(HERE), now_us=3, fault=FaultKind.TIMEOUT)  # slow, not away
     assert board.why_not(HERE, 4) is None
+
+
+# --- places that asked to wait ----------------------------------------------------------------------
+
+
+def test_a_place_that_asked_to_wait_is_left_alone_until_then_and_no_longer():
+    board = BreakerBoard()
+    board.cool(HERE, until_us=1000)
+    assert board.why_not(HERE, 999) == "it asked to wait"
+    assert board.cooling_us(HERE, 400) == 600
+    assert board.why_not(replace(HERE, model="other"), 0) is None
+    assert board.why_not(HERE, 1000) is None
+    assert board.cooling_us(HERE, 0) is None  # what is over is forgotten
+
+
+def test_the_longest_wait_counts_and_an_answer_to_another_request_does_not_end_it():
+    board = BreakerBoard()
+    board.cool(HERE, until_us=1000)
+    board.cool(HERE, until_us=500)
+    board.answered(HERE)
+    board.began(HERE)
+    assert board.cooling_us(HERE, 0) == 1000
+
+
+def test_the_shortest_of_several_waits_is_told():
+    board, other = BreakerBoard(), replace(HERE, model="other")
+    board.cool(HERE, until_us=1000)
+    board.cool(other, until_us=300)
+    assert board.shortest_cooling_us([(HERE, ""), (other, ""), (replace(HERE, model="third"), "")], 0) == 300
+    assert board.shortest_cooling_us([(replace(HERE, model="third"), "")], 0) is None
+
+
+def test_places_that_no_rule_names_any_more_are_forgotten():
+    board = BreakerBoard()
+    board.cool(HERE, until_us=1000)
+    board.keep_only([])
+    assert board.why_not(HERE, 0) is None

@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.routing import State, only, plan
-from gateway.core.rules import MAX_RULES, RuleError, RuleSet, check_models, check_targets, parse_rules, rules_document
-from gateway.core.types import Caller, InferenceRequest
+from gateway.core.loads import Standing
+from gateway.core.routing import Pool, State, only, plan
+from gateway.core.rules import (
+    MAX_RULES,
+    RuleError,
+    RuleSet,
+    check_models,
+    check_prices,
+    check_speech,
+    check_targets,
+    parse_rules,
+    rules_document,
+)
+from gateway.core.strategies import Option
+from gateway.core.types import Caller, InferenceRequest, OpenAIPayload, Place, Work
 
 A1 = {"backend": "triton", "model": "m", "version": "1"}
 A2 = {"backend": "triton", "model": "m", "version": "2"}
@@ -90,8 +102,20 @@ def refusals(made) -> list[str]:
         ([rule(split=[{**A1, "weight": 0}])], "rule 'r': split: every weight is 0"),
         ([rule(fallback=B)], "rule 'r': fallback: must be a list of targets"),
         ([rule(fallback=[{**B, "backend": ""}])], "rule 'r': fallback[0].backend: must be a name"),
-        ([rule(strategy="fastest")], "rule 'r': strategy: must be one of weighted, ordered"),
+        ([rule(strategy="quickest")], "rule 'r': strategy: must be one of weighted, ordered, least_in_flight, fastest"),
         ([rule(strategy=["weighted"])], "rule 'r': strategy: must be one of weighted, ordered"),
+        ([rule(retries=6)], "rule 'r': retries: must be a whole number from 0 to 5"),
+        ([rule(retries=True)], "rule 'r': retries: must be a whole number"),
+        ([rule(hedge="yes")], "rule 'r': hedge: must be true or false"),
+        ([rule(split=[{**C, "context_tokens": -1}])], "rule 'r': split[0].context_tokens: must be a whole number"),
+        ([rule(split=[{**C, "parameters": []}])], "rule 'r': split[0].parameters: must be a mapping"),
+        ([rule(split=[{**C, "parameters": {"model": "x"}}])], "rule 'r': split[0].parameters.model: is not a target's"),
+        ([rule(split=[{**C, "parameters": {"x": {1, 2}}}])], "rule 'r': split[0].parameters: must be JSON"),
+        ([rule(split=[{**C, "parameters": {"x": float("nan")}}])], "rule 'r': split[0].parameters: must be JSON"),
+        (
+            [rule(split=[{**C, "parameters": {"x": "y" * 20_000}}])],
+            "rule 'r': split[0].parameters: is over",
+        ),
         ([rule(sticky_by="cookie")], "rule 'r': sticky_by: must be one of request, tenant"),
         ([rule(enabled="yes")], "rule 'r': enabled: must be true or false"),
         ([rule("a"), rule("b", enabled=1)], "rule 'b': enabled: must be true or false"),
@@ -357,3 +381,100 @@ def test_only_keeps_the_rule_and_one_place():
     made = planned([rule(fallback=[B])], loads=TWO)
     narrowed = only(made, made.candidates[1])
     assert (narrowed.rule, narrowed.candidates) == ("r", (made.candidates[1],))
+
+
+# --- pools: places in the order that a strategy gives -----------------------------------------------
+
+
+def pooled(rules, *, tokens: Mapping[str, int] = MappingProxyType({}), down: tuple[str, ...] = (), replicas=()):
+    """The plan of a generative request, with so many tokens in flight at each place."""
+    asked: list[Place] = []
+
+    def option(place: Place, _work: Work) -> Option:
+        asked.append(place)
+        return Option(place=place, standing=Standing(tokens=tokens.get(str(place), 0)))
+
+    state = State(
+        why_not=lambda place: "down" if str(place) in down else None,
+        loads=lambda backend: dict.fromkeys(replicas, 0) if backend == "llm" else {},
+        draw=lambda: 0.0,
+        pool=Pool(option=option, work=lambda: Work(input_tokens=1, output_tokens=1)),
+    )
+    return plan(RuleSet(revision=7, rules=parse_rules(rules)), request(), state), asked
+
+
+BIG, SMALL = C, {"backend": "llm", "model": "small"}
+
+
+def test_a_strategy_orders_the_split_and_leaves_the_fallback_behind():
+    made, _ = pooled(
+        [rule(split=[BIG, SMALL], strategy="least_in_flight", fallback=[B])],
+        tokens={"llm/big": 900, "llm/small": 10},
+    )
+    assert names(made) == ["llm/small", "llm/big", "local/m"]
+
+
+def test_all_replicas_of_all_targets_are_weighed_and_those_that_are_down_are_not():
+    made, asked = pooled(
+        [rule(split=[BIG, SMALL], strategy="least_in_flight")],
+        tokens={"llm/big@x": 5, "llm/big@y": 1, "llm/small@x": 3},
+        replicas=("x", "y"),
+        down=("llm/small@y",),
+    )
+    assert names(made) == ["llm/big@y", "llm/small@x", "llm/big@x"]
+    assert len(asked) == 3
+    assert refusals(made) == ["llm/small@y: down"]
+
+
+def test_nothing_is_weighed_where_there_is_nothing_to_choose():
+    made, asked = pooled([rule(split=[BIG], strategy="fastest", fallback=[SMALL])])
+    assert names(made) == ["llm/big", "llm/small"]
+    assert asked == []
+
+
+def test_what_a_target_says_of_a_place_is_in_the_plan():
+    target = {**BIG, "parameters": {"max_tokens": 50, "seed": None}, "context_tokens": 8000}
+    made, _ = pooled([rule(split=[target], fallback=[SMALL], retries=2, hedge=True)])
+    big, small = made.candidates
+    assert (made.retries, made.hedge, made.context(big), made.context(small)) == (2, True, 8000, 0)
+    given = OpenAIPayload(body={"messages": [], "seed": 7, "max_tokens": 9, "stop": None})
+    assert made.payload_for(big, given).body == {"messages": [], "max_tokens": 50, "stop": None}
+    assert made.payload_for(small, given) is given
+    assert given.body["seed"] == 7
+
+
+def test_a_document_says_of_a_target_only_what_was_said():
+    target = {**BIG, "weight": 1, "parameters": {"max_tokens": 50}, "context_tokens": 8000}
+    (document,) = rules_document(parse_rules([rule(split=[target, {**SMALL, "weight": 1}], retries=1, hedge=True)]))
+    assert document["split"] == [target, {**SMALL, "weight": 1}]
+    assert (document["retries"], document["hedge"]) == (1, True)
+    (plain,) = rules_document(parse_rules([rule()]))
+    assert not {"retries", "hedge"} & plain.keys()
+
+
+# --- rules that cannot work ------------------------------------------------------------------------
+
+
+def test_a_rule_must_lead_to_backends_that_can_answer_its_task():
+    kinds = {"triton": "tensors", "local": "tensors", "llm": "openai"}
+    tasks = {"embed": frozenset({"tensors"}), "nlu": frozenset({"tensors", "openai"}), "chat": frozenset({"openai"})}
+
+    def check(task, *targets):
+        check_speech(parse_rules([rule(match={"task": task}, split=list(targets))]), backends=kinds, tasks=tasks)
+
+    check("embed", A1)
+    check("nlu", A1, C)
+    check("chat", C)
+    check("unheard-of", C)
+    with pytest.raises(RuleError, match=r"split\[1\]\.backend: the task 'embed' cannot be answered by an LLM endpoint"):
+        check("embed", A1, C)
+    with pytest.raises(RuleError, match="cannot be answered by a model server such as 'triton'"):
+        check("chat", A1)
+
+
+def test_the_cheapest_needs_prices():
+    rules = parse_rules([rule(split=[BIG, SMALL], strategy="cheapest", fallback=[C])])
+    check_prices(rules, has_price=lambda _: True)
+    with pytest.raises(RuleError, match="needs a price of 'small' on 'llm'"):
+        check_prices(rules, has_price=lambda place: place.model != "small")
+    check_prices(parse_rules([rule(split=[BIG, SMALL])]), has_price=lambda _: False)

@@ -31,8 +31,16 @@ def option(
     return Option(
         place=Place(backend="b", model="m", replica=name),
         standing=Standing(**standing),
-        engine=None if engine is None else EngineLoad(running=1, waiting=engine[0], kv_used=engine[1]),
+        engine=None if engine is None else EngineLoad(running=0, waiting=engine[0], kv_used=engine[1]),
         expected_nano_usd=usd,
+    )
+
+
+def running(count: int, **standing) -> Option:
+    return Option(
+        place=Place(backend="b", model="m", replica=str(count)),
+        standing=Standing(**standing),
+        engine=EngineLoad(running=count, waiting=0),
     )
 
 
@@ -92,6 +100,8 @@ def test_strategies_that_do_not_look_keep_the_written_order(strategy: Strategy):
             id="where all have queues, they count as tokens",
         ),
         pytest.param([option(engine=(3, None)), option(engine=(2, None))], (1, 0), id="the shorter queue"),
+        pytest.param([running(3), running(0)], (1, 0), id="what others have running there counts"),
+        pytest.param([running(3, requests=3, tokens=9), running(0, tokens=10)], (0, 1), id="but not one's own twice"),
     ],
 )
 def test_least_in_flight(options: list[Option], expected: tuple[int, ...]):
