@@ -17,6 +17,7 @@ from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.breaker import BreakerBoard
+from gateway.core.cost import parse_prices
 from gateway.core.record import RequestRecord
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.tensors import from_numpy
@@ -91,6 +92,18 @@ class Harness:
     rules: MemoryRuleSource
     app: Any
     stop: asyncio.Event
+    pipeline: Pipeline
+
+    @property
+    def loads(self) -> dict[str, int]:
+        """Requests that each backend's gate and the board of loads know of, by backend; those with none are left out."""
+        found = {name: gate.load(replica) for name, gate in self.pipeline.gates.items() for replica in self.replicas(name)}
+        for (name, _), server in self.pipeline.loads._servers.items():
+            found[name] = max(found.get(name, 0), server.requests)
+        return {name: count for name, count in found.items() if count}
+
+    def replicas(self, backend: str) -> Sequence[str]:
+        return self.backends[backend].replicas() or ("",)
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return await self.http.post(path, json=body, headers=headers)
@@ -125,8 +138,15 @@ async def running(
     sequence_store: SequenceStore | None = None,
     drain_s: float = 2,
     draw: Callable[[], float] = lambda: 0.0,
+    prices: Mapping[str, Any] = MappingProxyType({}),
+    usd_per_hour: Mapping[str, float] = MappingProxyType({}),
+    max_in_flight: int = 256,
+    max_queue_size: int = 1024,
 ) -> AsyncIterator[Harness]:
-    """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative."""
+    """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative.
+
+    `prices` are those of a price table (USD per million tokens), `usd_per_hour` those of backends.
+    """
     seen, board = Recorder(), BreakerBoard()
     source = MemoryRuleSource(RuleSet(revision=7, rules=parse_rules(rules)))
     contracts = {
@@ -147,7 +167,7 @@ async def running(
     pipeline = Pipeline(
         tasks=tasks,
         backends=by_name,
-        gates={b.name: Gate(max_in_flight=256, max_queue_size=1024) for b in backends},
+        gates={b.name: Gate(max_in_flight=max_in_flight, max_queue_size=max_queue_size) for b in backends},
         limiter=MemoryLimiter(monotonic_us),
         rules=source,
         sequences=PinnedSequences(store, by_name, board=board, clock=monotonic_us),
@@ -155,6 +175,8 @@ async def running(
         observer=seen,
         clock=monotonic_us,
         draw=draw,
+        prices=parse_prices({"prices": dict(prices)}),
+        usd_per_hour=dict(usd_per_hour),
     )
     stop = asyncio.Event()
     three = (Limit(requests=3, period_us=60_000_000, burst=3),)
@@ -188,6 +210,7 @@ async def running(
                 rules=source,
                 app=app,
                 stop=stop,
+                pipeline=pipeline,
             )
     finally:
         stop.set()
