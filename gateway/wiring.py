@@ -31,7 +31,7 @@ from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import PriceError, PriceTable, parse_prices
 from gateway.core.errors import Fault
 from gateway.core.loads import LoadBoard
-from gateway.core.rules import Rule, RuleError, RuleSet, check_prices, check_speech, parse_rules
+from gateway.core.rules import Rule, RuleError, RuleSet, check_prices, check_speech, parse_rules, unrouted
 from gateway.core.types import Caller, Place, Speech
 from gateway.gate import Gate
 from gateway.healing import Healer
@@ -119,6 +119,9 @@ async def data_plane(
         prices = _prices(settings)
         stores = await _stores(settings, stack)
         observers += stores.observers
+        if missing := unrouted(stores.rules.current().rules, settings.tasks):
+            # A stored set is older than the configuration's newest tasks; the file seeds an empty store only.
+            _log.warning("tasks without a rule: `gateway rules apply` gives them one", extra={"tasks": missing})
         if stores.deaths is not None:
             _share_deaths(stores.deaths, backends, board)
         gates, loads = {name: _gate(settings.backends[name]) for name in backends}, LoadBoard()

@@ -91,13 +91,14 @@ def _read(file: str) -> list[Any]:
 
 def _show(current: Mapping[str, Any]) -> None:
     table = Table(title=f"rules, revision {current['revision']}", title_justify="left")
-    for heading in ("rule", "task", "tenant", "split", "fallback", "on"):
+    for heading in ("rule", "task", "tenant", "strategy", "split", "fallback", "on"):
         table.add_column(heading, overflow="fold")
     for rule in current["rules"]:
         table.add_row(
             rule["name"],
             rule["match"]["task"],
             rule["match"]["tenant"],
+            rule["strategy"] if len(rule["split"]) > 1 else "",
             _targets(rule["split"], weights=rule["strategy"] == "weighted" and len(rule["split"]) > 1),
             _targets(rule["fallback"], weights=False),
             "yes" if rule["enabled"] else "no",

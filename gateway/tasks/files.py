@@ -11,6 +11,13 @@ from gateway.core.errors import InvalidInput
 from gateway.core.tensors import from_numpy
 from gateway.core.types import Tensor
 
+_MAGIC: Mapping[bytes, str] = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+
 IMAGE_SCHEMA: Mapping[str, Any] = {
     "type": "string",
     "description": "the image file in base64, or a data: URL; multipart and raw bodies also work",
@@ -39,6 +46,13 @@ def image_tensor(image: bytes, *, shape: tuple[int, ...] = (1, 1)) -> Tensor:
     array = np.empty(1, dtype=np.object_)
     array[0] = image
     return from_numpy("IMAGE", array.reshape(shape))
+
+
+def media_type(image: bytes) -> str | None:
+    """The media type of an image file of the kinds that browsers and vision models share; None for any other."""
+    if image.startswith(b"RIFF") and image[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for magic, kind in _MAGIC.items() if image.startswith(magic)), None)
 
 
 def file_of(given: object, *, field: str) -> bytes:

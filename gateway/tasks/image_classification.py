@@ -11,6 +11,7 @@ from gateway.core.tensors import to_numpy
 from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors
 from gateway.tasks.contract import Form, broken, known_fields, output, tensors_of
 from gateway.tasks.files import IMAGE_SCHEMA, image_of, image_tensor
+from gateway.tasks.llm_images import NamedLabels
 
 SUM_TOLERANCE = 1e-2  # softmax in float32 over a thousand classes is within 1e-4
 
@@ -29,11 +30,12 @@ class ImageClassification:
     name: ClassVar[str] = "image-classification"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"IMAGE": "input.image"}
-    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors", "openai"})
 
     def __init__(self, *, labels: Sequence[str], max_image_bytes: int = 20 * 2**20) -> None:
         self.labels = tuple(labels)
         self.max_image_bytes = max_image_bytes
+        self._named = NamedLabels(labels=self.labels)
         self.input_schema: Mapping[str, Any] = {
             "type": "object",
             "properties": {
@@ -64,8 +66,8 @@ class ImageClassification:
 
     @property
     def forms(self) -> Mapping[Speech, Form]:
-        """Tensors alone."""
-        return {"tensors": self}
+        """Also as a question to a vision chat model."""
+        return {"tensors": self, "openai": self._named}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> ImageInput:
         """Read `{"image": base64 | data URL | bytes, "top_k": int}`; bytes come from uploads."""

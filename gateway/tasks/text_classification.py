@@ -13,6 +13,7 @@ from gateway.core.errors import InvalidInput
 from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors, Usage
 from gateway.tasks.contract import Form, known_fields
 from gateway.tasks.embeddings import check_text, refuse_truncated, texts_payload, tokens_of, unit_vectors
+from gateway.tasks.llm_classification import ChosenLabel
 
 LEAST_LABELS = 2
 # Scores are the softmax of cosine similarities divided by it. Of 0.02 to 0.3 it is 0.03 that gave the least log loss
@@ -45,7 +46,7 @@ class TextClassification:
     name: ClassVar[str] = "text-classification"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"TEXT": "input.text"}
-    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors", "openai"})
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class TextClassification:
         self.max_characters = max_characters
         self.max_label_characters = max_label_characters
         self.max_tokens = max_tokens
+        self._chosen = ChosenLabel()
         self.input_schema: Mapping[str, Any] = {
             "type": "object",
             "properties": {
@@ -93,8 +95,8 @@ class TextClassification:
 
     @property
     def forms(self) -> Mapping[Speech, Form]:
-        """Tensors alone."""
-        return {"tensors": self}
+        """Also as a question to a chat model."""
+        return {"tensors": self, "openai": self._chosen}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> LabelledText:
         """Read `{"text": str, "labels": [str]}`."""

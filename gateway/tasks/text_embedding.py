@@ -10,6 +10,7 @@ from gateway.core.errors import InvalidInput
 from gateway.core.types import Answer, Delta, Message, Speech, TensorPayload, Tensors, Usage
 from gateway.tasks.contract import Form, known_fields
 from gateway.tasks.embeddings import check_text, refuse_truncated, texts_payload, tokens_of, unit_vectors
+from gateway.tasks.llm_embedding import EmbeddingsApi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class TextEmbedding:
     name: ClassVar[str] = "text-embedding"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[Mapping[str, str]] = {"TEXT": "input.text"}
-    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors"})
+    speaks: ClassVar[frozenset[Speech]] = frozenset({"tensors", "openai"})
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class TextEmbedding:
         self.max_texts = max_texts
         self.max_characters = max_characters
         self.max_tokens = max_tokens
+        self._by_api = EmbeddingsApi(dimensions=dimensions)
         text = {"type": "string", "minLength": 1, "maxLength": max_characters}
         self.input_schema: Mapping[str, Any] = {
             "type": "object",
@@ -77,8 +79,8 @@ class TextEmbedding:
 
     @property
     def forms(self) -> Mapping[Speech, Form]:
-        """Tensors alone."""
-        return {"tensors": self}
+        """Also as a request to an embeddings API."""
+        return {"tensors": self, "openai": self._by_api}
 
     def parse(self, given: object, parameters: Mapping[str, Any]) -> TextInput:
         """Read `{"text": str | [str]}` and `{"truncate": bool}`."""

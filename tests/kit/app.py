@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -96,14 +97,14 @@ class Harness:
 
     @property
     def loads(self) -> dict[str, int]:
-        """Requests that each backend's gate and the board of loads know of, by backend; those with none are left out."""
-        found = {name: gate.load(replica) for name, gate in self.pipeline.gates.items() for replica in self.replicas(name)}
+        """Requests that are at a backend or wait for it, by backend, as its gate or the board of loads has them."""
+        found = {
+            name: sum(gate.load(replica) for replica in self.backends[name].replicas() or ("",))
+            for name, gate in self.pipeline.gates.items()
+        }
         for (name, _), server in self.pipeline.loads._servers.items():
-            found[name] = max(found.get(name, 0), server.requests)
+            found[name] = max(found[name], server.requests)
         return {name: count for name, count in found.items() if count}
-
-    def replicas(self, backend: str) -> Sequence[str]:
-        return self.backends[backend].replicas() or ("",)
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return await self.http.post(path, json=body, headers=headers)
@@ -195,6 +196,8 @@ async def running(
     )
     app = create_app(api)
     listener = bind("127.0.0.1", 0)
+    # As uvloop has it; asyncio's own loop does so only for sockets that were made with their protocol's number.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     serving = asyncio.create_task(serve_app(app, [listener], stop, drain_s=drain_s, max_message_bytes=max_body_bytes))
     try:

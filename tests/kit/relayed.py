@@ -1,8 +1,8 @@
 """What callers of a relay ask and see, streamed or whole: one test for both forms.
 
-    answer = await gw.post(CHAT, asked(stream=stream))
-    assert text_of(answer) == "hi"     # and it came to its end
-    assert error_of(answer) == ...     # and it did not
+answer = await gw.post(CHAT, asked(stream=stream))
+assert text_of(answer) == "hi"     # and it came to its end
+assert error_of(answer) == ...     # and it did not
 """
 
 import json
