@@ -57,7 +57,8 @@ class EmbeddingsApi:
         if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in given):
             raise broken("an embedding is no list of numbers")
         vector = np.array(given, dtype=np.float64)
-        length = float(np.linalg.norm(vector))
-        if not (length > 0 and np.isfinite(length)):
+        largest = np.abs(vector).max()
+        if not 0 < largest < np.inf:  # also for NaN
             raise broken("an embedding has no direction")
-        return (vector / length).astype(np.float32)
+        vector /= largest  # so that squares neither overflow nor vanish
+        return (vector / np.linalg.norm(vector)).astype(np.float32)

@@ -45,7 +45,7 @@ class NamedLabels:
         is_bounded = len(names) <= MOST_VALUES and sum(map(len, names)) <= MOST_CHARACTERS
         self._name: Mapping[str, Any] = {"type": "string", **({"enum": names} if is_bounded else {})}
         self._labels = json.dumps(names, ensure_ascii=False)
-        self._longest = max(len(json.dumps(name)) for name in names)
+        self._longest = max((len(json.dumps(name)) for name in names), default=0)
 
     def payload(self, parsed: "ImageInput") -> OpenAIPayload:
         """The image as a data URL. Raises `BackendError` UNSUPPORTED for a format that vision models do not take."""
@@ -83,9 +83,11 @@ class NamedLabels:
         if not isinstance(given, list) or not 1 <= len(given) <= most:
             raise failed(f"the labels are no list of 1 to {most}")
         confidences: dict[str, float] = {}
-        for entry in given:
-            name, confidence = self._entry(entry)
-            confidences[name] = max(confidence, confidences.get(name, 0.0))
+        for name, confidence in map(self._entry, given):
+            if confidence > 0:  # models fill a list up with what they do not believe
+                confidences[name] = max(confidence, confidences.get(name, 0.0))
+        if not confidences:
+            raise failed("the model trusts none of its labels")
         whole = max(float(FULL), sum(confidences.values()))
         best = sorted(confidences.items(), key=lambda pair: -pair[1])
         return Answer(

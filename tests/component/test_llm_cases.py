@@ -1,22 +1,21 @@
-"""The streaming, fallback and cost cases, as a caller of the whole data plane meets them."""
+"""The cases of streaming, cost and hostile input, as a caller of the whole data plane meets them."""
 
 import asyncio
 import gzip
 import json
 import logging
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway.core.rules import RuleSet, parse_rules
 from gateway.telemetry.metrics import Metrics
 from tests.kit.app import KEY, LIMITED_KEY
-from tests.kit.llm_plane import ALIAS, CHAT, TASK, Endpoint, chat_rule, llm_plane, stream_of
+from tests.kit.llm_plane import CHAT, TASK, Endpoint, chat_rule, llm_plane, stream_of
 from tests.kit.relayed import (
     asked,
     broken_off,
     chunks,
-    is_stream,
     payloads,
     refusal,
     said,
@@ -25,7 +24,6 @@ from tests.kit.relayed import (
     text_of,
 )
 from tests.kit.upstream import (
-    DONE,
     FIN,
     HOLD,
     LAST_CHUNK,
@@ -48,15 +46,6 @@ from tests.kit.wait import until
 both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 NO = {"message": "no", "type": "t", "param": None, "code": None}
 RUNNING_AWAY = [step for number in range(100) for step in (event(delta(f"w{number} ")), Pause(0.2))]  # for 20 s
-REFUSALS = {
-    400: {
-        "message": "'top_p' must be at most 1",
-        "type": "invalid_request_error",
-        "param": "top_p",
-        "code": "bad_top_p",
-    },
-    422: {"message": "tools[0]: no name", "type": "invalid_request_error", "param": "tools", "code": None},
-}
 
 
 def split_up(body: bytes, *, into_chunks: bool) -> list:
@@ -116,7 +105,7 @@ async def test_every_legal_spelling_of_events_is_the_same_stream(parts):  # ST-0
     ("status", "error", "told"),
     [
         (429, NO, (429, "queue_full", "7")),
-        (400, REFUSALS[400], (400, "bad_top_p", None)),
+        (400, NO | {"code": "bad_top_p"}, (400, "bad_top_p", None)),
         (503, NO, (429, "queue_full", "7")),  # full is full, whichever word the endpoint has for it
     ],
 )
@@ -260,195 +249,149 @@ async def test_two_tool_calls_of_a_whole_answer_stay_as_they_are():  # ST-12
     assert answer.content == json.dumps(body).encode()
 
 
-# --- fallback, retry, breaker ------------------------------------------------------------------------------
-
-TOO_LONG = {"message": "maximum context length is 8192 tokens", "type": "invalid_request_error", "param": "messages"}
+# --- metrics and cost --------------------------------------------------------------------------------------
 
 
-@both
-async def test_bad_input_of_one_caller_takes_nothing_from_another(stream):  # FB-01
-    up = Upstream(*[error_reply(400, TOO_LONG)] * 20, script(stream=stream))
-    async with llm_plane(up) as gw:
-        for _ in range(20):
-            answer = await gw.post(CHAT, asked(stream=stream))
-            assert refusal(answer)[:2] == (400, "context_length_exceeded")
-        assert dict(gw.board.all()) == {}
-        good = await gw.post(CHAT, asked(stream=stream), authorization=f"Bearer {LIMITED_KEY}")
-    assert (text_of(good), served_by(good)) == ("hi", ("up1", 1))
-    assert len(up.requests) == 21
+async def test_callers_requests_are_counted_once_and_attempts_apart():  # MT-02
+    failed, good = error_reply(500, NO), script(stream=False)
+    up1 = Upstream(*[good] * 10, *[failed] * 5, *[script(stream=True)] * 4, failed, failed, failed)
+    up2 = Upstream(*[failed] * 7, script("other", stream=False))
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    limited = {"authorization": f"Bearer {LIMITED_KEY}"}  # it may ask three times
+    async with llm_plane(up1, up2) as gw:
+        for who in [limited] * 5 + [{}] * 12:  # 3 and 7 good ones, 2 refused, 5 failed
+            await gw.post(CHAT, asked(stream=False), **who)
+        for _ in range(4):
+            await gw.post(CHAT, asked(stream=True))
+        for _ in range(3):
+            await gw.post(CHAT, asked(stream=False), authorization="Bearer no")
+        gw.rules.replace(RuleSet(revision=8, rules=parse_rules([chat_rule(2, retries=2)])))
+        last = await gw.post(CHAT, asked(stream=False))
+    for record in gw.seen.records:
+        metrics.began(record.task)
+        metrics.ended(record)
+    for record in gw.seen.at_the_door:
+        metrics.refused(record)
+    assert (text_of(last), served_by(last)) == ("other", ("up2", 6))
+    assert counted(registry, "gateway_requests_total", "code") == {
+        "ok": 15,
+        "backend_error": 5,
+        "unauthorized": 3,
+        "rate_limited": 2,
+    }
+    assert counted(registry, "gateway_failed_attempts_total", "task") == {TASK: 5 * 2 + 5}
 
 
-NOBODY = Endpoint(base_urls=["http://127.0.0.1:1/v1"])
-NO_NAME = Endpoint(base_urls=["http://name.invalid/v1"])
+def counted(registry: CollectorRegistry, name: str, label: str) -> dict[str, float]:
+    """A counter, by one of its labels."""
+    found: dict[str, float] = {}
+    for sample in (s for family in registry.collect() for s in family.samples if s.name == name):
+        found[sample.labels[label]] = found.get(sample.labels[label], 0) + sample.value
+    return found
+
+
+PRICES = {
+    "model-1": {"input": 1_000, "cached_input": 100, "output": 2_000}
+}  # 1, 0.1 and 2 thousandths of a dollar each
 
 
 @both
 @pytest.mark.parametrize(
-    ("make", "status", "code"),
+    ("cached", "dollars"),
     [
-        (lambda: NOBODY, 502, "backend_error"),
-        (lambda: NO_NAME, 502, "backend_error"),
-        (lambda: Upstream([FIN]), 502, "backend_error"),
-        (lambda: Upstream([RST]), 502, "backend_error"),
-        (lambda: Upstream([HOLD]), 504, "deadline_exceeded"),
+        ({"cached_tokens": 900}, 0.21),
+        (None, 1.02),
+        ({}, 1.02),
+        ({"cached_tokens": 2000}, 0.12),
+        ({"cached_tokens": -5}, 1.02),
     ],
-    ids=["refused", "no such name", "closed", "reset", "silent"],
+    ids=["cached", "not told", "empty", "more than all", "negative"],
 )
-async def test_an_endpoint_that_is_not_there_is_its_own_kind_of_error(make, status, code, stream):  # FB-02
-    async with llm_plane(make(), timeout_us=300_000, attempt_timeout_us=200_000) as gw:
-        answer = await gw.post(CHAT, asked(stream=stream))
-    assert refusal(answer) == (status, code, None)
-    assert gw.seen.records[0].code == code
-    (breaker,) = gw.board.all().values()
-    assert breaker.failures == 1
+async def test_cached_tokens_are_a_part_of_the_input(cached, dollars, stream):  # MT-03
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+    usage |= {} if cached is None else {"prompt_tokens_details": cached}
+    last = usage_chunk() | {"usage": usage}
+    whole = json_reply(200, completion() | {"usage": usage})
+    async with llm_plane(Upstream(stream_of(delta("a"), last) if stream else whole), prices=PRICES) as gw:
+        wish = {"stream_options": {"include_usage": True}} if stream else {}
+        answer = await gw.post(CHAT, asked(stream=stream, **wish))
+        quiet = await gw.post(CHAT, asked(stream=stream))
+    shown = (chunks(answer)[-1] if stream else answer.json())["usage"]
+    assert shown == {**usage, "cost_usd": dollars}
+    assert answer.headers.get("x-gateway-cost-usd") == (None if stream else str(dollars))
+    assert [record.usage.cost_nano_usd for record in gw.seen.records] == [round(dollars * 10**9)] * 2
+    assert ("cost_usd" in quiet.text) is not stream  # a stream shows usage to those alone who asked
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-SEES = [{"role": "user", "content": [{"type": "text", "text": "see 数🙂"}, IMAGE]}]
-
-
-@both
-async def test_each_candidate_has_its_own_fields_and_key(stream):  # FB-05
-    up1, up2 = Upstream(error_reply(503, NO)), Upstream(script(stream=stream))
-    one = Endpoint(upstreams=(up1,), api_key="key-one", headers={"x-org": "one"})
-    two = Endpoint(upstreams=(up2,), api_key="key-two")
-    given = {"messages": SEES, "max_tokens": 500, "temperature": 0.5}
-    rule = chat_rule(
-        split=[{"backend": "up1", "model": "model-1", "parameters": {"max_tokens": 7, "temperature": None, "seed": 1}}],
-        fallback=[{"backend": "up2", "model": "model-2"}],
-    )
-    async with llm_plane(one, two, rules=[rule]) as gw:
-        for _ in range(3):
-            answer = await gw.post(CHAT, asked(stream=stream, **given))
-            assert (text_of(answer), served_by(answer)) == ("hi", ("up2", 2))
-    streamed = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    for seen in up1.requests:
-        assert seen.json() == {"messages": SEES, "max_tokens": 7, "seed": 1, "model": "model-1", **streamed}
-    for seen in up2.requests:
-        assert seen.json() == {**given, "model": "model-2", **streamed}
-        assert seen.header("authorization") == "Bearer key-two"
-        assert "key-one" not in repr(seen.headers) + repr(seen.body)
-        assert KEY not in repr(seen.headers)
-        assert seen.header("x-org") is None
-    assert (len(up1.requests), len(up2.requests)) == (3, 3)
+# --- hostile input and odd upstreams -----------------------------------------------------------------------
 
 
 @both
-@pytest.mark.parametrize("fault", ["503", "reset", "error first"])
-async def test_the_next_candidate_answers_in_the_form_that_was_asked_for(fault, stream):  # FB-07
-    first = {
-        "503": error_reply(503, NO),
-        "reset": [RST],
-        "error first": [sse_head(), event({"error": NO}), LAST_CHUNK] if stream else json_reply(200, {"error": NO}),
-    }[fault]
-    up1, up2 = Upstream(first), Upstream(script("other", stream=stream))
-    async with llm_plane(up1, up2) as gw:
-        answer = await gw.post(CHAT, asked(stream=stream))
-    assert is_stream(answer) is stream
-    assert (text_of(answer), served_by(answer)) == ("other", ("up2", 2))
-    assert answer.headers["x-gateway-model"] == "model-2"
-    assert (len(up1.requests), len(up2.requests)) == (1, 1)
-    assert len(gw.seen.records[0].faults) == 1
+async def test_no_field_of_a_body_leads_anywhere(stream):  # SC-03
+    async with Upstream(json_reply(200, {})) as trap:
+        ways = {
+            "api_base": trap.base_url,
+            "base_url": trap.base_url,
+            "api_key": "stolen",
+            "extra_headers": {"x-a": "b"},
+        }
+        images = [trap.base_url + "/a.png", "http://169.254.169.254/latest/meta-data"]
+        content = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+        fields = {**ways, "metadata": ways, "extra_body": ways, "messages": [{"role": "user", "content": content}]}
+        up = Upstream(script(stream=stream))
+        async with llm_plane(Endpoint(upstreams=(up,), api_key="ours")) as gw:
+            answer = await gw.post(
+                CHAT, asked(stream=stream, **fields), **{"x-a": "b", "host": f"127.0.0.1:{trap.port}"}
+            )
+        assert trap.connections == 0
+    (seen,) = up.requests
+    assert text_of(answer) == "hi"
+    assert seen.header("host") == f"127.0.0.1:{up.port}"
+    assert (seen.header("authorization"), seen.header("x-a")) == ("Bearer ours", None)
+    assert {name: seen.json()[name] for name in fields} == fields  # words for the endpoint, not for us
 
 
-TWO_RULES = [
-    {"name": "other", "match": {"task": TASK, "model": ALIAS}, "split": [{"backend": "up2", "model": "model-2"}]},
-    chat_rule(),
-]
-
-
-@both
-async def test_an_endpoint_that_never_answers_holds_up_nobody_else(stream):  # FB-10
-    up1, up2 = Upstream([HOLD]), Upstream(script("other", stream=stream))
-    many = httpx.Limits(max_connections=None)
-    plane = llm_plane(up1, up2, rules=TWO_RULES, timeout_us=60_000_000, attempt_timeout_us=60_000_000)
-    async with plane as gw, httpx.AsyncClient(headers=gw.http.headers, limits=many, trust_env=False) as client:
-
-        def ask(**fields) -> asyncio.Task:
-            return asyncio.create_task(client.post(gw.url + CHAT, json=asked(stream=stream, **fields), timeout=60))
-
-        stuck = [ask() for _ in range(200)]
-        await up1.request(199)
-        answers = await asyncio.gather(*(ask(model=ALIAS) for _ in range(50)))
-        health = await gw.http.get("/health")
-        assert not any(one.done() for one in stuck)
-        for one in stuck:
-            one.cancel()
-        await until(lambda: not gw.loads)
-    assert [(text_of(answer), served_by(answer)) for answer in answers] == [("other", ("up2", 1))] * 50
-    assert health.status_code == 200
+ODD = {"Set-Cookie": "a=b", "Server": "odd/1", "X-Foo": "1", "Connection": "x-foo", "X-Gateway-Backend": "faked"}
+BROTLI = reply(200, b"\x0b\x02", headers={"Content-Encoding": "br"})
+OURS = {"content-type", "content-length", "date", "x-request-id"}
+OURS_STREAMED = {"content-type", "transfer-encoding", "date", "x-request-id", "cache-control", "x-accel-buffering"}
 
 
 @both
-async def test_calls_to_an_endpoint_that_never_answers_end_at_their_limit(stream):  # FB-10
-    async with llm_plane(Upstream([HOLD]), attempt_timeout_us=60_000_000) as gw:
-        calls = (gw.post(CHAT, asked(stream=stream), **{"x-timeout-ms": "200"}) for _ in range(20))
-        answers = await asyncio.gather(*calls)
-        assert (gw.loads, dict(gw.board.all())) == ({}, {})  # the callers gave it too little time to be blamed
-    assert [refusal(answer) for answer in answers] == [(504, "deadline_exceeded", None)] * 20
-
-
-@both
-async def test_calls_to_an_endpoint_that_never_answers_go_to_the_next(stream):  # FB-10
-    up1, up2 = Upstream([HOLD]), Upstream(script("other", stream=stream))
-    async with llm_plane(up1, up2, attempt_timeout_us=200_000) as gw:
-        answers = await asyncio.gather(*(gw.post(CHAT, asked(stream=stream)) for _ in range(20)))
-        assert gw.loads == {}
-        assert len(gw.board.all()) == 1
-    assert [(text_of(answer), served_by(answer)[0]) for answer in answers] == [("other", "up2")] * 20
-
-
-@both
-@pytest.mark.parametrize("status", REFUSALS)
-async def test_a_refusal_of_the_input_is_told_once_in_its_own_words(status, stream):  # FB-12
-    up1, up2 = Upstream(error_reply(status, REFUSALS[status])), Upstream(script(stream=stream))
-    async with llm_plane(up1, up2, rules=[chat_rule(2, retries=2)]) as gw:
-        answer = await gw.post(CHAT, asked(stream=stream))
-        assert dict(gw.board.all()) == {}
-    told = answer.json()["error"]
-    assert answer.status_code == status
-    assert (told["message"], told["param"]) == (REFUSALS[status]["message"], REFUSALS[status]["param"])
-    assert told["code"] == REFUSALS[status]["code"] or told["code"] == "invalid_input"
-    assert (len(up1.requests), len(up2.requests)) == (1, 0)
-
-
-NO_MODEL = {
-    "message": "The model `x` does not exist",
-    "type": "invalid_request_error",
-    "param": None,
-    "code": "model_not_found",
-}
-
-
-@both
-async def test_an_unknown_model_is_the_callers_mistake_only_where_the_caller_named_it(stream):  # FB-12
-    up = Upstream(error_reply(404, NO_MODEL))
-    sent_on = {"name": "any", "match": {"task": TASK, "model": ALIAS}, "split": [{"backend": "up1", "model": "*"}]}
-    async with llm_plane(up, rules=[sent_on, chat_rule()]) as gw:
-        named = await gw.post(CHAT, asked(stream=stream, model=ALIAS))
-        assert dict(gw.board.all()) == {}
-        ours = await gw.post(CHAT, asked(stream=stream))
-        assert len(gw.board.all()) == 1
-    assert refusal(named) == (404, "model_not_found", None)
-    assert refusal(ours)[0] == 503
-    assert len(up.requests) == 2
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_no_header_and_no_framing_of_an_upstream_reaches_the_caller(encoding, stream):  # SC-11
+    body = json.dumps(completion("x" * 1000)).encode()
+    if stream:
+        body = b"".join(b"data: %b\n\n" % part for part in (json.dumps(delta("x" * 1000)).encode(), b"[DONE]"))
+    packed = gzip.compress(body, mtime=0) if encoding == "gzip" else body
+    kind = "text/event-stream" if stream else "application/json"
+    up = Upstream(reply(200, packed, content_type=kind, headers={**ODD, "Content-Encoding": encoding}))
+    async with llm_plane(up) as gw:
+        answer = await gw.post(CHAT, asked(stream=stream), connection="authorization")
+    assert answer.content == body
+    assert up.requests[0].header("authorization") is None  # the caller's key stays here
+    assert KEY not in repr(up.requests[0].headers)
+    shown = {name for name in answer.headers if not name.startswith(("x-gateway-", "x-ratelimit-", "ratelimit"))}
+    assert shown == (OURS_STREAMED if stream else OURS)
+    assert served_by(answer) == ("up1", 1)
 
 
 @both
 @pytest.mark.parametrize(
     "bad",
     [
-        reply(500, b"<html>oops</html>", content_type="text/html"),
-        reply(200, b""),
-        reply(200, b"null"),
-        reply(200, b"<html>hello</html>", content_type="text/html"),
-        reply(200, b"", content_type="text/event-stream"),
+        BROTLI,
+        [head(200, [("Content-Length", "2"), ("Transfer-Encoding", "chunked")]) + b"{}", HOLD],
+        [head(200, [("Content-Length", "2"), ("Content-Length", "3")]) + b"{}", HOLD],
     ],
-    ids=["500 page", "empty", "null", "page", "empty stream"],
+    ids=["br", "two framings", "two lengths"],
 )
-async def test_what_is_no_answer_is_a_502(bad, stream):  # FB-12
-    async with llm_plane(Upstream(bad)) as gw:
-        answer = await gw.post(CHAT, asked(stream=stream))
-    assert refusal(answer)[0] == 502
-    assert "html" not in answer.text
-    assert gw.seen.records[0].code == "backend_error"
+async def test_what_cannot_be_read_for_sure_is_no_answer(bad, stream):  # SC-11
+    up1, up2 = Upstream(bad, script("next", stream=stream)), Upstream(script("other", stream=stream))
+    async with llm_plane(up1, up2) as gw:
+        first = await gw.post(CHAT, asked(stream=stream))
+        second = await gw.post(CHAT, asked(stream=stream))
+    assert (text_of(first), served_by(first)) == ("other", ("up2", 2))
+    assert (text_of(second), served_by(second)) == ("next", ("up1", 1))
+    assert up1.connections == (1 if bad is BROTLI else 2)  # what was said ambiguously ends its connection
