@@ -1,9 +1,11 @@
 """The composition root's part for backends: from the settings of each to a running one."""
 
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from gateway.backends.llm.anthropic_codec import AnthropicCodec
 from gateway.backends.llm.backend import Limits, LLMBackend
 from gateway.backends.llm.codec import Codec
 from gateway.backends.llm.openai_codec import OpenAICodec
@@ -47,7 +49,9 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
             return await TritonBackend.open(name, settings.url, compression=settings.compression)
         case OpenAISettings():
             return _llm_backend(name, settings, OpenAICodec(settings.apis))
-        case AnthropicSettings() | TritonGenerateSettings():
+        case AnthropicSettings():
+            return _llm_backend(name, settings, AnthropicCodec(now_s=_now_s, max_tokens=settings.max_tokens))
+        case TritonGenerateSettings():
             raise ValueError("this kind has no codec yet")
         case LocalSettings():
             if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
@@ -55,6 +59,11 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
             from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
 
             return await LocalBackend.open(name, settings.repository, models=settings.models)
+
+
+def _now_s() -> int:
+    """The wall clock, which tells callers when an answer was made."""
+    return int(time.time())
 
 
 def _llm_backend(name: str, settings: LLMSettings, codec: Codec) -> LLMBackend:

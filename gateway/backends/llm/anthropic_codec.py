@@ -15,9 +15,10 @@ import orjson
 from gateway.backends.llm.anthropic_faults import fault_in_event, fault_of
 from gateway.backends.llm.anthropic_request import messages_body
 from gateway.backends.llm.codec import Encoded
+from gateway.backends.llm.openai_codec import MAX_CALLS
 from gateway.backends.llm.openai_faults import Waiting
-from gateway.backends.llm.openai_writer import Writer, broken, count, read_object, unsupported, wants_usage, written
-from gateway.core.errors import BackendError, Fault
+from gateway.backends.llm.openai_writer import Writer, broken, count, read_object, wants_usage, written
+from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.sse import SseParser, SseTooLarge
 from gateway.core.types import Delta, Message, Metered, OpenAIPayload, Usage
 
@@ -38,13 +39,13 @@ class AnthropicCodec:
     """The Messages API behind a base URL that ends in /v1.
 
     Args:
-        max_tokens: bounds the answer where the caller does not: the API wants a bound.
         now_s: the wall clock in seconds since 1970, for OpenAI's `created`, which the API does not tell.
+        max_tokens: bounds the answer where the caller does not: the API wants a bound.
     """
 
     probe_path: str = "/models"
 
-    def __init__(self, *, max_tokens: int, now_s: Callable[[], int]) -> None:
+    def __init__(self, *, now_s: Callable[[], int], max_tokens: int = 4096) -> None:
         self._max_tokens = max_tokens
         self._now_s = now_s
 
@@ -55,7 +56,7 @@ class AnthropicCodec:
     def encode(self, payload: OpenAIPayload, model: str) -> Encoded:
         """A chat body as a messages request; raises `BackendError` as `anthropic_request` says."""
         if payload.api != "chat/completions":
-            raise unsupported(f"/v1/{payload.api} has no counterpart in the Messages API", field="model")
+            raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message=f"the Messages API has no /{payload.api}"))
         body = messages_body(payload.body, model, stream=payload.stream, max_tokens=self._max_tokens)
         created, with_usage = self._now_s(), wants_usage(payload)
         return Encoded(
@@ -97,16 +98,20 @@ def _call(block: Mapping[str, Any]) -> dict[str, Any]:
 class MessagesStream:
     """Reads of a messages stream in; `Delta`s in OpenAI's form and `Metered` usage out.
 
-    The finish reason and the usage chunk come at `message_stop`, which is the stream's own end.
+    The first chunk, with the role, waits for something to be said: the API begins a message before it has read the
+    prompt, and until something is said another endpoint can still be asked. The finish reason and the usage chunk come
+    at `message_stop`, which is the stream's own end.
     """
 
     def __init__(self, *, created: int, with_usage: bool) -> None:
         self.is_done = False
+        self._has_begun = False
         self._parser = SseParser()
         self._writer = Writer(id="", created=created, model="", with_usage=with_usage)
         self._counts: dict[str, int] = {}
         self._stop_reason: object = None
-        self._calls: dict[object, _Call] = {}  # by the index of their block
+        self._calls: dict[object, _Call] = {}  # those under way, by the index of their block
+        self._call_count = 0
         self._readers: Mapping[object, Callable[[Mapping[str, Any]], Iterator[Delta | Metered]]] = {
             "message_start": self._start,
             "content_block_start": self._block_start,
@@ -128,7 +133,7 @@ class MessagesStream:
                 return
             event = read_object(payload)
             _raise_error(event)
-            reader = self._readers.get(event.get("type"))
+            reader = self._readers.get(_key(event.get("type")))
             if reader is not None:  # pings, and what later versions add
                 yield from reader(event)
         if fault is not None:
@@ -149,7 +154,6 @@ class MessagesStream:
             model=_text(begun, "model"),
             with_usage=self._writer.with_usage,
         )
-        yield self._writer.chunk({"delta": {"role": "assistant", "content": ""}})
         self._counts = _counts(begun.get("usage"))
         # The output is yet to come: a stream that breaks must not count as one of these few tokens.
         yield Metered(usage=_usage(self._counts | {"output_tokens": None}))
@@ -157,26 +161,31 @@ class MessagesStream:
     def _block_start(self, event: Mapping[str, Any]) -> Iterator[Delta | Metered]:
         block = _object(event, "content_block")
         if block.get("type") == "tool_use":
-            call = self._calls[event.get("index")] = _Call(len(self._calls))
+            if self._call_count >= MAX_CALLS:
+                raise broken("the stream has too many tool calls")
+            call = self._calls[_key(event.get("index"))] = _Call(self._call_count)
+            self._call_count += 1
             function = {"name": block.get("name"), "arguments": ""}
-            yield self._tool({"index": call.index, "id": block.get("id"), "type": "function", "function": function})
+            yield from self._tool(
+                {"index": call.index, "id": block.get("id"), "type": "function", "function": function}
+            )
             if block.get("input"):  # the whole of it at once
-                yield self._arguments(call, orjson.dumps(block["input"]).decode())
+                yield from self._arguments(call, orjson.dumps(block["input"]).decode())
         else:
             yield from self._said(block)
 
     def _block_delta(self, event: Mapping[str, Any]) -> Iterator[Delta | Metered]:
         delta = _object(event, "delta")
-        call = self._calls.get(event.get("index"))
+        call = self._calls.get(_key(event.get("index")))
         if delta.get("type") != "input_json_delta":
             yield from self._said(delta)
         elif call is not None and (piece := _text(delta, "partial_json")):
-            yield self._arguments(call, piece)
+            yield from self._arguments(call, piece)
 
     def _block_stop(self, event: Mapping[str, Any]) -> Iterator[Delta | Metered]:
-        call = self._calls.get(event.get("index"))
+        call = self._calls.pop(_key(event.get("index")), None)
         if call is not None and not call.has_arguments:  # a call without arguments: its readers want JSON all the same
-            yield self._arguments(call, "{}")
+            yield from self._arguments(call, "{}")
 
     def _delta(self, event: Mapping[str, Any]) -> Iterator[Delta | Metered]:
         self._counts |= _counts(event.get("usage"))
@@ -184,23 +193,29 @@ class MessagesStream:
         yield from ()
 
     def _stop(self, _event: Mapping[str, Any]) -> Iterator[Delta | Metered]:
-        yield self._writer.chunk({"delta": {}}, _finish(self._stop_reason))
+        yield from self._chunk({}, _finish(self._stop_reason))
         yield self._writer.used(_usage(self._counts))
         self.is_done = True
 
     def _said(self, part: Mapping[str, Any]) -> Iterator[Delta]:
         """What a block starts with or gains: text, or thoughts."""
         if part.get("type") in ("text", "text_delta") and (text := _text(part, "text")):
-            yield self._writer.chunk({"delta": {"content": text}})
+            yield from self._chunk({"content": text})
         elif part.get("type") in ("thinking", "thinking_delta") and (text := _text(part, "thinking")):
-            yield self._writer.chunk({"delta": {"reasoning_content": text}})
+            yield from self._chunk({"reasoning_content": text})
 
-    def _arguments(self, call: "_Call", piece: str) -> Delta:
+    def _arguments(self, call: "_Call", piece: str) -> Iterator[Delta]:
         call.has_arguments = True
         return self._tool({"index": call.index, "function": {"arguments": piece}})
 
-    def _tool(self, call: Mapping[str, Any]) -> Delta:
-        return self._writer.chunk({"delta": {"tool_calls": [call]}})
+    def _tool(self, call: Mapping[str, Any]) -> Iterator[Delta]:
+        return self._chunk({"tool_calls": [call]})
+
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> Iterator[Delta]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._writer.chunk({"delta": {"role": "assistant", "content": ""}})
+        yield self._writer.chunk({"delta": delta}, finish_reason)
 
 
 class _Call:
@@ -248,6 +263,11 @@ def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise broken(f"an event of the stream has no {name}")
     return found
+
+
+def _key(value: object) -> object:
+    """What can be looked up, whatever an endpoint sends."""
+    return value if isinstance(value, int | str) else None
 
 
 def _text(block: Mapping[str, Any], name: str) -> str:

@@ -1,9 +1,9 @@
 """What the refusals of Anthropic's API mean. Pure.
 
-The API names each error's kind (https://docs.anthropic.com/en/api/errors), which is told in OpenAI's words here, so that
-`openai_faults` can judge it; servers that offer the same API answer in those words themselves. Two differ: `api_error` is
-the API's own failure, as its refusals of input have a kind of their own; and an account without credit is no fault of
-the caller's, though it comes as one.
+The API names each error's kind (https://docs.anthropic.com/en/api/errors), which is told in OpenAI's words here, so
+that `openai_faults` can judge it; servers that offer the same API answer in those words themselves. Two differ:
+`api_error` is the API's own failure, as its refusals of input have a kind of their own; and an account without credit
+is no fault of the caller's, though it comes as one.
 """
 
 import re

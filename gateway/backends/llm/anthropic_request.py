@@ -7,8 +7,8 @@ What becomes of each field:
   of messages and an assistant's former `reasoning_content` are dropped (thoughts cannot be sent back unsigned).
   `cache_control` of a part, which OpenAI does not know, is kept.
 - `max_completion_tokens`, or `max_tokens`: the API wants one, so a configured bound stands in where there is none.
-- `temperature`: the API's scale ends at 1, OpenAI's at 2; what is above 1 becomes 1, as in Anthropic's own endpoint for
-  OpenAI clients. A refusal would make the same request right or wrong by where its rule sends it.
+- `temperature`: the API's scale ends at 1, OpenAI's at 2; what is above 1 is refused as REFUSED_INPUT, as a lower one
+  in its place would be another request.
 - `top_p`, `top_k`, `thinking`: as they are. `stop`: `stop_sequences`. `user`, `safety_identifier`: `metadata.user_id`.
 - `reasoning_effort`: `output_config.effort` (`minimal` is `low`, `none` switches thinking off). Models that do not know
   it refuse.
@@ -83,9 +83,10 @@ def _turns(messages: object) -> tuple[list[Block], list[Block]]:
     turns: list[Block] = []
     for i, message in enumerate(messages):
         at = f"messages[{i}]"
-        if not isinstance(message, Mapping) or message.get("role") not in _READERS:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or role not in _READERS:
             raise unsupported("has no counterpart in the Messages API", field=f"{at}.role")
-        speaker, blocks = _READERS[message["role"]](message, at)
+        speaker, blocks = _READERS[role](message, at)
         if speaker == "system":
             system += blocks
         elif turns and turns[-1]["role"] == speaker:
@@ -110,8 +111,10 @@ def _user(message: Mapping[str, Any], at: str) -> tuple[str, list[Block]]:
 def _assistant(message: Mapping[str, Any], at: str) -> tuple[str, list[Block]]:
     blocks = list(_blocks(message.get("content"), f"{at}.content"))
     calls = message.get("tool_calls") or []
-    if message.get("function_call") or not isinstance(calls, Sequence):
+    if message.get("function_call"):
         raise unsupported("has no counterpart in the Messages API", field=f"{at}.function_call")
+    if not isinstance(calls, list):
+        raise refused("must be a list of calls", field=f"{at}.tool_calls")
     return "assistant", [*blocks, *(_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls))]
 
 
@@ -182,8 +185,9 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     request = {name: body[name] for name in ("top_p", "top_k", "thinking") if body.get(name) is not None}
     temperature = body.get("temperature")
     if temperature is not None:
-        is_high = isinstance(temperature, int | float) and temperature > HIGHEST_TEMPERATURE
-        request["temperature"] = HIGHEST_TEMPERATURE if is_high else temperature
+        if isinstance(temperature, int | float) and temperature > HIGHEST_TEMPERATURE:
+            raise refused("must be between 0 and 1 for the models behind this endpoint", field="temperature")
+        request["temperature"] = temperature
     stop = body.get("stop")
     if stop:
         request["stop_sequences"] = [stop] if isinstance(stop, str) else stop

@@ -1,0 +1,226 @@
+"""Streams of a real LLM server, straight and through the gateway: `python -m tests.bench.llm`.
+
+The server computes on one core, the gateway and this client share the other. Rounds take turns, straight and through
+the gateway, with the same prompts in each, and are compared prompt by prompt. The straight rounds are compared with
+each other in the same way: what differs there is the machine's and the server's own, which puts requests together as
+they come, so that its sums, and with them tokens, may differ in their last bits.
+"""
+
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import orjson
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from gateway.backends.llm.http_client import HttpClient
+from gateway.core.sse import SseParser
+from gateway.http_server import bind
+
+KEY = "bench"
+STREAMS = 16
+TOKENS = 32
+CONTEXT = 8192  # of the server, shared out among its slots
+TIMEOUT_US = 120_000_000
+START_S = 60
+TOPICS = (
+    *("a fox", "the sea", "a clock", "winter", "a bridge", "an old map", "bread", "the moon"),
+    *("a violin", "rain", "a train", "gold", "a garden", "chess", "a letter", "the desert"),
+)
+_Value = TypeVar("_Value")
+
+
+def main(
+    rounds: int = typer.Option(8, help="Rounds of each way; one more of each is not counted."),
+    streams: int = typer.Option(STREAMS, min=1, max=STREAMS, help="Streams at the same time."),
+) -> None:
+    """Measure; some three minutes on two cores."""
+    console = Console()
+    for table in compared(rounds, streams):
+        console.print(table)
+
+
+def compared(rounds: int, streams: int = STREAMS) -> tuple[Table, ...]:
+    """The tables; servers of its own run meanwhile."""
+    return asyncio.run(_compared(rounds, streams))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One stream as its caller saw it; seconds. `at`: when each piece of text came, from the sending of the request."""
+
+    text: str
+    at: tuple[float, ...]
+
+    @property
+    def first(self) -> float:
+        return self.at[0]
+
+    @property
+    def gaps(self) -> list[float]:
+        return [later - earlier for earlier, later in pairwise(self.at)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Where requests go in, and what they call the model there."""
+
+    client: HttpClient
+    model: str
+
+    async def ask(self, prompt: str, **options: Any) -> Answer:
+        """One stream to its end. What the events hold is read when all have come."""
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            **{"stream": True, "temperature": 0, "seed": 1, "max_tokens": TOKENS, "ignore_eos": True},
+            **options,
+        }
+        extra = b"content-type: application/json\r\n"
+        written, parser, events = orjson.dumps(body), SseParser(), []
+        began = time.perf_counter()
+        async with self.client.exchange(
+            "POST", "/chat/completions", body=written, extra=extra, timeout_us=TIMEOUT_US
+        ) as answer:
+            if answer.status != httpx.codes.OK:
+                raise SystemExit(f"the answer was {answer.status}: {(await answer.read_all(65536)).decode()}")
+            while (read := await answer.read()) is not None:
+                now = time.perf_counter() - began
+                events += [(now, event) for event in parser.feed(read)]
+        if not events or events[-1][1] != b"[DONE]":
+            raise SystemExit("a stream broke")
+        pieces = [(at, text) for at, event in events[:-1] if (text := _text(event))]
+        return Answer(text="".join(text for _, text in pieces), at=tuple(at for at, _ in pieces))
+
+    async def round(self, streams: int, **options: Any) -> list[Answer]:
+        """All prompts at the same time."""
+        return await asyncio.gather(*(self.ask(prompt, **options) for prompt in prompts(streams)))
+
+
+def prompts(count: int) -> list[str]:
+    return [f"Tell me a story about {topic}." for topic in TOPICS[:count]]
+
+
+def _text(event: bytes) -> str:
+    choices = orjson.loads(event)["choices"]
+    return (choices[0]["delta"].get("content") or "") if choices else ""
+
+
+# --- the runs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What was seen: by round, by prompt."""
+
+    straight: list[list[Answer]]
+    through: list[list[Answer]]
+
+
+async def _compared(rounds: int, streams: int) -> tuple[Table, ...]:
+    affinity = sorted(os.sched_getaffinity(0))
+    ours, servers = affinity[0], affinity[-1]
+    os.sched_setaffinity(0, {ours})  # the gateway inherits it
+    try:
+        async with _ways(servers) as (straight, through):
+            with Progress(transient=True) as progress:
+                kept = await _rounds(progress, "warm", (straight, through), rounds, streams)
+                anew = await _rounds(progress, "cold", (straight, through), rounds, streams, cache_prompt=False)
+                alone = await _alone(progress, (straight, through), streams)
+    finally:
+        os.sched_setaffinity(0, set(affinity))
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    title = f"{streams} streams of {TOKENS} tokens, {rounds} rounds each way; load average {load}"
+    table = Table("", "straight", "gateway", "gateway - straight", "straight - straight", title=title)
+    for name, seen in (("prompt in the server's cache", kept), ("prompt computed anew", anew)):
+        _add_rows(table, name, seen)
+    same = Table("one at a time", "", title="the same text, by prompt")
+    same.add_row("gateway as straight", f"{_same(alone.straight[:1], alone.through)}")
+    same.add_row("straight as straight", f"{_same(alone.straight[:1], alone.straight[1:])}")
+    return table, same
+
+
+async def _rounds(
+    progress: Progress, name: str, ways: Sequence[Way], rounds: int, streams: int, **options: Any
+) -> Rounds:
+    """The two ways take turns; the first round of each is thrown away."""
+    seen: tuple[list[list[Answer]], list[list[Answer]]] = ([], [])
+    for number in progress.track(range(rounds + 1), description=name):
+        for way, answers in zip(ways, seen, strict=True):
+            found = await way.round(streams, **options)
+            if number:
+                answers.append(found)
+    return Rounds(*seen)
+
+
+async def _alone(progress: Progress, ways: Sequence[Way], streams: int) -> Rounds:
+    """One request at a time, each prompt computed anew: straight, through the gateway, and straight once more."""
+    straight, through = ways
+    runs: list[list[Answer]] = []
+    for way in (straight, through, straight):
+        asked = progress.track(prompts(streams), description="one at a time")
+        runs.append([await way.ask(prompt, cache_prompt=False) for prompt in asked])
+    return Rounds(straight=[runs[0], runs[2]], through=[runs[1]])
+
+
+def _add_rows(table: Table, name: str, seen: Rounds) -> None:
+    table.add_section()
+    table.add_row(f"[bold]{name}")
+    table.add_row("first token, median ms", *_row(seen, lambda answer: [answer.first], statistics.median))
+    table.add_row("gap between tokens, median ms", *_row(seen, lambda answer: answer.gaps, statistics.median))
+    table.add_row("gap between tokens, p95 ms", *_row(seen, lambda answer: answer.gaps, p95))
+    odd, even = seen.straight[0::2], seen.straight[1::2]
+    table.add_row("same text", "", "", _same(seen.straight, seen.through), _same(odd, even))
+
+
+def _row(
+    seen: Rounds, values: Callable[[Answer], Sequence[float]], measure: Callable[[Sequence[float]], float]
+) -> list[str]:
+    """The measure of each way over all rounds, and the paired differences.
+
+    A pair is the same prompt in a round and in the next one; of first tokens the median of all pairs' differences is
+    told, of gaps the median of the rounds' differences, each round's gaps taken together.
+    """
+
+    def of(answers: Sequence[Answer]) -> float:
+        return measure([value for answer in answers for value in values(answer)]) * 1e3
+
+    def differences(pairs: Iterator[tuple[list[Answer], list[Answer]]]) -> str:
+        found = [of([b]) - of([a]) for one, other in pairs for a, b in zip(one, other, strict=True)]
+        return f"{statistics.median(found):+.2f}" if found else ""
+
+    straight, through = ([answer for one in rounds for answer in one] for rounds in (seen.straight, seen.through))
+    return [
+        f"{of(straight):.2f}",
+        f"{of(through):.2f}",
+        differences(zip(seen.straight, seen.through, strict=True)),
+        differences(pairwise(seen.straight)),
+    ]
+
+
+def p95(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.95 * (len(values) - 1))]
+
+
+def _same(one: Sequence[list[Answer]], other: Sequence[list[Answer]]) -> str:
+    """How many texts of the rounds are the same, prompt by prompt."""
+    pairs = [(a.text, b.text) for left, right in zip(one, other, strict=False) for a, b in zip(left, right, strict=True)]
+    return f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
+
+
+# --- the servers -----------------------------------------------------------------------------------------
