@@ -6,6 +6,7 @@ refusal; a failure after it ends the stream with the error raised, never with a 
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -224,10 +225,11 @@ class Pipeline:
             return None
 
         def work() -> Work:
-            payload = form.payload(request.input)
-            walk.work = (
-                tokens.work_of(payload) if isinstance(payload, OpenAIPayload) else Work(input_tokens=0, output_tokens=0)
-            )
+            walk.work = Work(input_tokens=0, output_tokens=0)
+            with contextlib.suppress(BackendError):  # an LLM cannot be asked this: the attempt at one will meet that
+                payload = form.payload(request.input)
+                if isinstance(payload, OpenAIPayload):
+                    walk.work = tokens.work_of(payload)
             return walk.work
 
         return routing.Pool(option=self._option, work=work)

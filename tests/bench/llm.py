@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import orjson
@@ -37,12 +37,12 @@ STREAMS = 16
 TOKENS = 32
 CONTEXT = 8192  # of the server, shared out among its slots
 TIMEOUT_US = 120_000_000
+FEWEST_PAIRS = 4  # of which quartiles say something
 START_S = 60
 TOPICS = (
     *("a fox", "the sea", "a clock", "winter", "a bridge", "an old map", "bread", "the moon"),
     *("a violin", "rain", "a train", "gold", "a garden", "chess", "a letter", "the desert"),
 )
-_Value = TypeVar("_Value")
 
 
 def main(
@@ -191,18 +191,20 @@ def _add_rows(table: Table, name: str, seen: Rounds) -> None:
 def _row(
     seen: Rounds, values: Callable[[Answer], Sequence[float]], measure: Callable[[Sequence[float]], float]
 ) -> list[str]:
-    """The measure of each way over all rounds, and the paired differences.
+    """The measure of each way, all rounds together, and of the paired differences the median and the middle half.
 
-    A pair is the same prompt in a round and in the next one; of first tokens the median of all pairs' differences is
-    told, of gaps the median of the rounds' differences, each round's gaps taken together.
+    A pair is one prompt's answers in a round and in the next one, each measured for itself.
     """
 
     def of(answers: Sequence[Answer]) -> float:
         return measure([value for answer in answers for value in values(answer)]) * 1e3
 
-    def differences(pairs: Iterator[tuple[list[Answer], list[Answer]]]) -> str:
-        found = [of([b]) - of([a]) for one, other in pairs for a, b in zip(one, other, strict=True)]
-        return f"{statistics.median(found):+.2f}" if found else ""
+    def differences(pairs: Iterable[tuple[list[Answer], list[Answer]]]) -> str:
+        found = sorted(of([b]) - of([a]) for one, other in pairs for a, b in zip(one, other, strict=True))
+        if len(found) < FEWEST_PAIRS:
+            return ""
+        low, middle, high = statistics.quantiles(found, n=4)
+        return f"{middle:+.2f} ({low:+.2f} to {high:+.2f})"
 
     straight, through = ([answer for one in rounds for answer in one] for rounds in (seen.straight, seen.through))
     return [
@@ -219,8 +221,85 @@ def p95(values: Sequence[float]) -> float:
 
 def _same(one: Sequence[list[Answer]], other: Sequence[list[Answer]]) -> str:
     """How many texts of the rounds are the same, prompt by prompt."""
-    pairs = [(a.text, b.text) for left, right in zip(one, other, strict=False) for a, b in zip(left, right, strict=True)]
+    pairs = [
+        (a.text, b.text) for left, right in zip(one, other, strict=False) for a, b in zip(left, right, strict=True)
+    ]
     return f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
 
 
 # --- the servers -----------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _ways(core: int) -> AsyncIterator[tuple[Way, Way]]:
+    """Straight to a server on `core`, and through a gateway; both are ended with the block."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with _server(folder, core) as server, _gateway(folder, server) as gateway:
+            headers = {"authorization": f"Bearer {KEY}"}
+            clients = [HttpClient(url, headers=headers) for url in (f"{server}/v1", f"{gateway}/v1")]
+            yield Way(client=clients[0], model="m"), Way(client=clients[1], model="general_llm")
+            for client in clients:
+                await client.close()
+
+
+@contextlib.asynccontextmanager
+async def _server(folder: Path, core: int) -> AsyncIterator[str]:
+    url = f"http://127.0.0.1:{_free_port()}"
+    options = ("--slots", str(STREAMS), "--context", str(CONTEXT), "--threads", "1")
+    command = (sys.executable, "-m", "gateway.stack.llm_server", "--port", url.rpartition(":")[2], *options)
+    async with _process(folder / "llm.log", ("taskset", "-c", str(core), *command), f"{url}/health"):
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def _gateway(folder: Path, server: str) -> AsyncIterator[str]:
+    port, ops_port = _free_port(), _free_port()
+    document = {
+        "server": {"port": port, "ops_port": ops_port},
+        "backends": {"llm": {"kind": "openai", "base_url": f"{server}/v1"}},
+        "tasks": {"general_llm": {"contract": "chat", "timeout_ms": 120_000, "attempt_timeout_ms": 60_000}},
+        "rules": [{"name": "chat", "split": [{"backend": "llm", "model": "m"}]}],
+        "limits": [{"per": "minute", "requests": 10**9}],
+        "keys": [{"id": "bench", "tenant": "bench", "key_env": "BENCH_KEY"}],
+    }
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump(document))
+    command = (sys.executable, "-m", "gateway", "serve", "--config", str(path))
+    async with _process(folder / "gateway.log", command, f"http://127.0.0.1:{ops_port}/healthz/ready"):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.asynccontextmanager
+async def _process(log: Path, command: Sequence[str], ready_url: str) -> AsyncIterator[None]:
+    """A process that answers 200 at `ready_url`; ended with the block."""
+    environ: Mapping[str, str] = {**os.environ, "BENCH_KEY": KEY}
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=subprocess.STDOUT, env=environ)
+    try:
+        async with asyncio.timeout(START_S), httpx.AsyncClient(trust_env=False) as http:
+            while not await _answers(http, ready_url):
+                if process.returncode is not None:
+                    raise SystemExit(log.read_text()[-4000:])
+                await asyncio.sleep(0.1)
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _answers(http: httpx.AsyncClient, url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return (await http.get(url)).status_code == httpx.codes.OK
+    return False
+
+
+def _free_port() -> int:
+    with bind("127.0.0.1", 0) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    typer.run(main)

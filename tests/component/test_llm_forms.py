@@ -11,7 +11,7 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.core.errors import Fault, FaultKind
 from gateway.tasks.text_classification import TextClassification
 from gateway.tasks.text_embedding import TextEmbedding
-from tests.kit.app import DIMENSIONS, LABELS, running
+from tests.kit.app import DIMENSIONS, LABELS, running, scores
 from tests.kit.llm_plane import Endpoint
 from tests.kit.upstream import Upstream, completion, error_reply, json_reply
 
@@ -168,3 +168,16 @@ async def test_an_image_that_no_vision_model_takes_is_not_sent_to_one():
         assert (gw.loads, [at.backend for at in gw.board.all()]) == ({}, ["triton"])
     assert (answer.status_code, answer.json()["code"]) == (503, "no_healthy_backend")
     assert not up.requests
+
+
+@pytest.mark.parametrize("strategy", ["least_in_flight", "fastest", "cheapest", "prefix_affinity"])
+async def test_what_no_llm_can_be_asked_still_goes_to_the_model_server(strategy):
+    async with Upstream(json_reply(200, {})) as up:
+        split = [{"backend": "triton", "model": "m"}, {"backend": "up1", "model": "x"}]
+        rule = {"name": "r", "match": {"task": "image-classification"}, "strategy": strategy, "split": split}
+        backends = [ScriptedBackend("triton", [scores(0.5, 0.3, 0.2)]), Endpoint(upstreams=(up,)).backend("up1")]
+        async with running(backends, rules=[rule]) as gw:
+            headers = {"content-type": "image/bmp"}
+            answer = await gw.http.post("/v1/tasks/image-classification", content=b"BM....", headers=headers)
+            assert (answer.status_code, place(answer)[0]) == (200, "triton")
+        await backends[1].close()
