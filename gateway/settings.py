@@ -19,6 +19,7 @@ from gateway.core.rules import Rule, check_models, check_targets, parse_rules
 from gateway.core.types import Limit, OpenAIApi
 
 PERIODS_US = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
+CHAT_TEMPLATES = ("chatml", "llama3", "mistral")  # those that are built in
 MAX_WINDOW_US = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\}")
 LOCAL_SOCKET_ENV = "GATEWAY_LOCAL_SOCKET"  # set by `gateway serve` for its workers, where they share one runtime
@@ -306,12 +307,7 @@ def load_settings(path: Path) -> Settings:
 
 def _anchored(settings: Settings, folder: Path) -> Settings:
     """Make relative paths relative to the configuration file."""
-    backends = {
-        name: backend.model_copy(update={"repository": (folder / backend.repository).resolve()})
-        if isinstance(backend, LocalSettings | TritonSettings) and backend.repository is not None
-        else backend
-        for name, backend in settings.backends.items()
-    }
+    backends = {name: _anchored_backend(backend, folder) for name, backend in settings.backends.items()}
     tasks = {
         name: task.model_copy(update={"labels_file": (folder / task.labels_file).resolve()})
         if task.labels_file
@@ -320,6 +316,14 @@ def _anchored(settings: Settings, folder: Path) -> Settings:
     }
     prices = (folder / settings.prices).resolve() if settings.prices else None
     return settings.model_copy(update={"backends": backends, "tasks": tasks, "prices": prices})
+
+
+def _anchored_backend(backend: BackendSettings, folder: Path) -> BackendSettings:
+    if isinstance(backend, LocalSettings | TritonSettings) and backend.repository is not None:
+        return backend.model_copy(update={"repository": (folder / backend.repository).resolve()})
+    if isinstance(backend, TritonGenerateSettings) and backend.chat_template not in CHAT_TEMPLATES:
+        return backend.model_copy(update={"chat_template": str((folder / backend.chat_template).resolve())})
+    return backend
 
 
 def _expanded(value: Any, path: Path, text: str) -> Any:

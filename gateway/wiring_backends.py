@@ -5,10 +5,12 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
+from gateway.backends.llm import chat_templates
 from gateway.backends.llm.anthropic_codec import AnthropicCodec
 from gateway.backends.llm.backend import Limits, LLMBackend
 from gateway.backends.llm.codec import Codec
 from gateway.backends.llm.openai_codec import OpenAICodec
+from gateway.backends.llm.triton_generate_codec import TritonGenerateCodec
 from gateway.backends.triton.backend import TritonBackend
 from gateway.ports import Backend
 from gateway.settings import (
@@ -52,7 +54,10 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
         case AnthropicSettings():
             return _llm_backend(name, settings, AnthropicCodec(now_s=_now_s, max_tokens=settings.max_tokens))
         case TritonGenerateSettings():
-            raise ValueError("this kind has no codec yet")
+            template = chat_templates.load(settings.chat_template)
+            return _llm_backend(
+                name, settings, TritonGenerateCodec(engine=settings.engine, template=template, now_us=_now_us)
+            )
         case LocalSettings():
             if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
                 return await TritonBackend.open(name, shared)
@@ -64,6 +69,10 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
 def _now_s() -> int:
     """The wall clock, which tells callers when an answer was made."""
     return int(time.time())
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def _llm_backend(name: str, settings: LLMSettings, codec: Codec) -> LLMBackend:

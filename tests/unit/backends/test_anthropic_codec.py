@@ -1,266 +1,142 @@
 import orjson
 import pytest
 
-from gateway.backends.llm.anthropic_codec import AnthropicCodec
-from gateway.backends.llm.openai_codec import MAX_CALLS
 from gateway.backends.llm.openai_faults import Waiting
-from gateway.core.errors import BackendError, FaultKind
-from gateway.core.types import Delta, Metered, OpenAIPayload, Usage
+from gateway.core.errors import FaultKind
+from gateway.core.types import Usage
+from tests.kit.anthropic import CODEC, ERRORS, FINISHES, NOW_S, call, encoded, error, fault_of, fed, sse, text, use
 
-NOW_S = 1_700_000_000
-CODEC = AnthropicCodec(now_s=lambda: NOW_S)
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": WEATHER}}
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
+# --- whole answers ----------------------------------------------------------------------------------------
 
 
-def user(content="hi"):
-    return {"role": "user", "content": content}
-
-
-def text(words):
-    return {"type": "text", "text": words}
-
-
-def encoded(body, *, api="chat/completions", stream=False):
-    return CODEC.encode(OpenAIPayload(body={"messages": [user()], **body}, api=api, stream=stream), "claude")
-
-
-def sent(stream=False, **body):
-    return orjson.loads(encoded(body, stream=stream).body)
-
-
-def fault_of(function, *args, **options):
-    with pytest.raises(BackendError) as caught:
-        function(*args, **options)
-    return caught.value.fault
-
-
-# --- what is sent -----------------------------------------------------------------------------------------
-
-
-def test_a_plain_request_has_what_the_api_wants():
-    body = {"model": "ours", "messages": [user()], "x_unknown": 1}
-    before = orjson.dumps(body)
-    request = encoded(body)
-    assert request.path == "/messages"
-    assert request.stream is None
-    assert orjson.loads(request.body) == {
-        "model": "claude",
-        "max_tokens": 4096,
-        "messages": [user([text("hi")])],
-        "stream": False,
+def answered(**fields):
+    answer = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-x",
+        "content": [text("hi")],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 3, "output_tokens": 2},
+        **fields,
     }
-    assert orjson.dumps(body) == before
+    return encoded({}).message(orjson.dumps(answer))
 
 
-def test_the_key_and_the_version_are_headers():
-    assert CODEC.headers("k") == {"anthropic-version": "2023-06-01", "x-api-key": "k"}
-    assert CODEC.headers(None) == {"anthropic-version": "2023-06-01"}
-    assert CODEC.probe_path == "/models"
-
-
-@pytest.mark.parametrize("api", ["completions", "responses", "embeddings"])
-def test_other_apis_have_no_counterpart(api):
-    assert fault_of(encoded, {}, api=api).kind is FaultKind.UNSUPPORTED
+def test_a_whole_answer_in_openais_form():
+    message = answered()
+    assert message.usage == Usage(input_tokens=3, output_tokens=2)
+    assert orjson.loads(message.body) == {
+        "id": "msg_1",
+        "object": "chat.completion",
+        "created": NOW_S,
+        "model": "claude-x",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "hi", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    }
 
 
 @pytest.mark.parametrize(
-    ("body", "wanted"),
+    ("content", "wanted"),
     [
-        ({"max_tokens": 7}, {"max_tokens": 7}),
-        ({"max_completion_tokens": 8}, {"max_tokens": 8}),
-        ({"max_tokens": 7, "max_completion_tokens": 8}, {"max_tokens": 8}),
-        ({"max_tokens": None}, {"max_tokens": 4096}),
-        ({"temperature": 0}, {"temperature": 0}),
-        ({"temperature": 1.0, "top_p": 0.5, "top_k": 3}, {"temperature": 1.0, "top_p": 0.5, "top_k": 3}),
-        ({"stop": "END"}, {"stop_sequences": ["END"]}),
-        ({"stop": ["a", "b"]}, {"stop_sequences": ["a", "b"]}),
-        ({"user": "u1"}, {"metadata": {"user_id": "u1"}}),
-        ({"reasoning_effort": "minimal"}, {"output_config": {"effort": "low"}}),
-        ({"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}),
-        ({"response_format": {"type": "text"}}, {}),
+        ([], {"content": ""}),
+        ([text("a"), text("b")], {"content": "ab"}),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": WEATHER}}},
-            {"output_config": {"format": {"type": "json_schema", "schema": WEATHER}}},
+            [{"type": "thinking", "thinking": "hm", "signature": "s"}, text("a")],
+            {"content": "a", "reasoning_content": "hm"},
         ),
-        ({"n": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "modalities": ["text"]}, {}),
-        ({"presence_penalty": 0, "frequency_penalty": 0.0, "audio": None}, {}),
-        ({"seed": 1, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "stream_options": None}, {}),
+        ([{"type": "redacted_thinking", "data": "x"}, text("a")], {"content": "a"}),
+        ([use({"city": "Rome"})], {"content": None, "tool_calls": [call('{"city":"Rome"}')]}),
+        ([text("a"), use({}), use({}, "c2")], {"content": "a", "tool_calls": [call("{}"), call("{}", "c2")]}),
+        ([{"type": "of_tomorrow"}], {"content": ""}),
     ],
 )
-def test_each_field_has_its_counterpart(body, wanted):
-    assert sent(**body) == sent() | wanted
+def test_blocks(content, wanted):
+    (choice,) = orjson.loads(answered(content=content).body)["choices"]
+    assert choice["message"] == {"role": "assistant", "refusal": None} | wanted
+
+
+@pytest.mark.parametrize(("stop_reason", "finish_reason"), FINISHES)
+def test_why_it_ended(stop_reason, finish_reason):
+    (choice,) = orjson.loads(answered(stop_reason=stop_reason).body)["choices"]
+    assert choice["finish_reason"] == finish_reason
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("told", "usage"),
     [
-        ("n", 2),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -0.5),
-        ("audio", {"voice": "alloy"}),
-        ("modalities", ["text", "audio"]),
-        ("functions", [{"name": "f"}]),
-        ("web_search_options", {}),
-        ("response_format", {"type": "json_object"}),
-    ],
-)
-def test_what_would_change_the_answer_is_not_dropped(field, value):
-    fault = fault_of(encoded, {field: value})
-    assert (fault.kind, fault.field) == (FaultKind.UNSUPPORTED, field)
-    assert field in fault.message
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"temperature": 1.5}, "temperature"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": [user(5)]}, "messages[0].content"),
-        ({"messages": [user("\ud83d")]}, None),
-        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
-        ({"tools": "x"}, "tools"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format.json_schema.schema"),
-    ],
-)
-def test_what_is_wrong_is_refused_by_its_name(body, field):
-    fault = fault_of(encoded, body)
-    assert (fault.kind, fault.field, fault.status) == (FaultKind.REFUSED_INPUT, field, 400)
-
-
-# --- messages and tools -----------------------------------------------------------------------------------
-
-
-def call(arguments, call_id="c1", name="weather"):
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def use(given, call_id="c1"):
-    return {"type": "tool_use", "id": call_id, "name": "weather", "input": given}
-
-
-def test_system_prompts_come_together_and_neighbours_of_one_role_too():
-    request = sent(
-        messages=[
-            {"role": "system", "content": "A"},
-            user("b"),
-            {"role": "developer", "content": [text("C")]},
-            user([text("d")]),
-            {"role": "assistant", "content": "e", "reasoning_content": "hm"},
-            {"role": "assistant", "content": [{"type": "refusal", "refusal": "f"}]},
-        ]
-    )
-    assert request["system"] == [text("A"), text("C")]
-    assert request["messages"] == [
-        user([text("b"), text("d")]),
-        {"role": "assistant", "content": [text("e"), text("f")]},
-    ]
-
-
-def test_a_round_of_tool_calls_becomes_two_turns():
-    request = sent(
-        messages=[
-            user("?"),
-            {"role": "assistant", "content": "", "tool_calls": [call('{"city":"Rome"}'), call("", "c2")]},
-            {"role": "tool", "tool_call_id": "c1", "content": "sun"},
-            {"role": "tool", "tool_call_id": "c2", "content": [text("rain")]},
-            user("so?"),
-        ]
-    )
-    result = {"type": "tool_result", "tool_use_id": "c1", "content": "sun"}
-    assert request["messages"] == [
-        user([text("?")]),
-        {"role": "assistant", "content": [use({"city": "Rome"}), use({}, "c2")]},
-        user([result, result | {"tool_use_id": "c2", "content": [text("rain")]}, text("so?")]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("url", "source"),
-    [
-        (PIXEL, {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}),
-        ("data:image/jpeg;x=1;base64,AA==", {"type": "base64", "media_type": "image/jpeg", "data": "AA=="}),
-        ("https://a.example/b.png", {"type": "url", "url": "https://a.example/b.png"}),
-        ("http://a.example/b.png", {"type": "url", "url": "http://a.example/b.png"}),
-    ],
-)
-def test_images(url, source):
-    image = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
-    assert sent(messages=[user([text("what?"), image])])["messages"] == [
-        user([text("what?"), {"type": "image", "source": source}])
-    ]
-
-
-@pytest.mark.parametrize("url", ["data:image/png,abc", "data:image/png;base64", "file:///etc/passwd", "", None, 5])
-def test_an_image_that_is_none_is_refused(url):
-    fault = fault_of(encoded, {"messages": [user([{"type": "image_url", "image_url": {"url": url}}])]})
-    assert (fault.kind, fault.field) == (FaultKind.REFUSED_INPUT, "messages[0].content[0].image_url.url")
-
-
-@pytest.mark.parametrize(
-    ("message", "field"),
-    [
-        (user([{"type": "input_audio", "input_audio": {}}]), "messages[0].content[0].type"),
-        (user(["words"]), "messages[0].content[0].type"),
-        ({"role": "function", "name": "f", "content": "x"}, "messages[0].role"),
-        ({"role": ["user"], "content": "x"}, "messages[0].role"),
-        ("hi", "messages[0].role"),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
-        ({"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}, "messages[0].tool_calls[0]"),
-        ({"role": "system", "content": [{"type": "image_url", "image_url": PIXEL}]}, "messages[0].content"),
-    ],
-)
-def test_parts_without_a_counterpart(message, field):
-    fault = fault_of(encoded, {"messages": [message]})
-    assert (fault.kind, fault.field) == (FaultKind.UNSUPPORTED, field)
-
-
-@pytest.mark.parametrize("arguments", ["{", "[]", "5", '"x"', {"city": "Rome"}, "\ud83d"])
-def test_arguments_that_are_no_object_are_refused(arguments):
-    fault = fault_of(encoded, {"messages": [user(), {"role": "assistant", "tool_calls": [call(arguments)]}]})
-    assert (fault.kind, fault.field) == (FaultKind.REFUSED_INPUT, "messages[1].tool_calls[0].function.arguments")
-
-
-@pytest.mark.parametrize(
-    ("asked", "choice"),
-    [
-        ({}, None),
-        ({"tool_choice": "auto"}, {"type": "auto"}),
-        ({"tool_choice": "none"}, {"type": "none"}),
-        ({"tool_choice": "required"}, {"type": "any"}),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, {"type": "tool", "name": "weather"}),
-        ({"parallel_tool_calls": True}, None),
-        ({"parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
         (
-            {"tool_choice": "required", "parallel_tool_calls": False},
-            {"type": "any", "disable_parallel_tool_use": True},
+            {"cache_read_input_tokens": 5, "cache_creation_input_tokens": 7, "input_tokens": 3, "output_tokens": 2},
+            Usage(input_tokens=15, output_tokens=2, cached_tokens=5),
         ),
-        ({"tool_choice": "none", "parallel_tool_calls": False}, {"type": "none"}),
+        (
+            {"input_tokens": 3, "output_tokens": 9, "output_tokens_details": {"thinking_tokens": 4}},
+            Usage(input_tokens=3, output_tokens=9, reasoning_tokens=4),
+        ),
+        ({"input_tokens": 3, "output_tokens": None}, Usage(input_tokens=3)),
+        ({"input_tokens": -1, "output_tokens": True, "cache_read_input_tokens": "x"}, Usage()),
+        (None, Usage()),
     ],
 )
-def test_tools_and_their_choice(asked, choice):
-    request = sent(tools=[TOOL], **asked)
-    assert request["tools"] == [{"name": "weather", "description": "of a city", "input_schema": WEATHER}]
-    assert request.get("tool_choice") == choice
-
-
-def test_a_tool_may_have_no_parameters_and_may_be_strict():
-    (tool,) = sent(tools=[{"type": "function", "function": {"name": "now", "strict": True}}])["tools"]
-    assert tool == {"name": "now", "input_schema": {"type": "object", "properties": {}}, "strict": True}
+def test_usage(told, usage):
+    message = answered(usage=told)
+    assert message.usage == usage
+    shown = orjson.loads(message.body).get("usage")
+    assert (shown is None) == (usage.input_tokens is None or usage.output_tokens is None)
+    if shown is not None and usage.cached_tokens is not None:
+        assert shown["prompt_tokens_details"] == {"cached_tokens": usage.cached_tokens}
 
 
 @pytest.mark.parametrize(
-    ("body", "field"),
+    "body", [b"", b"null", b"[]", b"<html>", b"{}", b'{"content":"x"}', b'{"content":["x"]}', b"\xff"]
+)
+def test_a_200_that_is_no_answer_is_broken(body):
+    assert fault_of(encoded({}).message, body).kind is FaultKind.BROKEN
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "kind", "words", "wanted"), ERRORS)
+def test_an_error_means_the_same_by_its_status_and_without(status, kind, words, wanted):
+    body = orjson.dumps(error(kind, words))
+    by_status = CODEC.fault(status, body, Waiting(retry_after="3"))
+    in_answer = fault_of(encoded({}).message, body)
+    in_stream = fault_of(fed, sse(error(kind, words)))
+    assert [fault.kind for fault in (by_status, in_answer, in_stream)] == [wanted] * 3
+    if wanted is FaultKind.OVERLOADED:
+        assert by_status.retry_after_us == 3_000_000
+    if wanted in (FaultKind.REFUSED_INPUT, FaultKind.CONTEXT_TOO_LONG):
+        assert by_status.status == in_stream.status == (413 if status == 413 else 400)
+        assert by_status.message == words
+    is_long = wanted is FaultKind.CONTEXT_TOO_LONG
+    assert (by_status.code == in_stream.code == "context_length_exceeded") is is_long
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "wanted"),
     [
-        ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools[0].type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        # llama.cpp and vLLM answer here as everywhere
+        (400, {"error": {"code": 400, "message": "bad", "type": "invalid_request_error"}}, FaultKind.REFUSED_INPUT),
+        (
+            400,
+            {"error": {"code": 400, "message": "request too big", "type": "exceed_context_size_error"}},
+            FaultKind.CONTEXT_TOO_LONG,
+        ),
+        (500, {"error": {"code": 500, "message": "image input is not supported"}}, FaultKind.UNSUPPORTED),
+        (404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}}, FaultKind.UNSUPPORTED),
+        (404, {"detail": "Not Found"}, FaultKind.UNSUPPORTED),
+        (500, "<html>", FaultKind.BROKEN),
+        (502, "", FaultKind.BROKEN),
     ],
 )
-def test_tools_without_a_counterpart(body, field):
-    fault = fault_of(encoded, body)
-    assert (fault.kind, fault.field) == (FaultKind.UNSUPPORTED, field)
+def test_errors_of_other_servers(status, body, wanted):
+    sent_body = body.encode() if isinstance(body, str) else orjson.dumps(body)
+    assert CODEC.fault(status, sent_body, Waiting()).kind is wanted
