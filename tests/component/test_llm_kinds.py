@@ -59,7 +59,7 @@ def test_mistakes_are_named(tmp_path, change, text):
 async def test_a_template_that_is_not_there_is_named(tmp_path):
     settings = configured(tmp_path, {"generate": {**KINDS["generate"], "chat_template": "missing.jinja"}})
     async with AsyncExitStack() as stack:
-        with pytest.raises(ConfigError, match="backends.generate: chat_template .*missing.jinja"):
+        with pytest.raises(ConfigError, match=r"backends\.generate: chat_template .*missing\.jinja"):
             await open_backends(settings, stack)
 
 
