@@ -22,6 +22,7 @@ EXPLORATION: Final = 0.02  # of requests go to another place than the fastest, t
 RETRY_UNMEASURED_US: Final = 1_000_000  # an unmeasured place goes first once in that time at most: it may be broken
 LOAD_BOUND: Final = 1.25
 """Of the mean load: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016."""
+FREE_LOAD: Final = 4  # requests that any engine takes into one batch: below it, a cached prefix is worth more than room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,9 @@ def ordered(strategy: Strategy, options: Sequence[Option], *, work: Work, draw: 
       nothing measured, as `least_in_flight`.
     - `cheapest`: the lowest expected cost, then as `least_in_flight`; what has no price last.
     - `prefix_affinity`: prompts that begin alike go to one place, whose prefix cache then has it: rendezvous hashing
-      (Thaler and Ravishankar, 1998), so a place that comes or goes moves its own share alone. Places with more than
-      1.25 times the mean number of requests come after the others, in the same order. No prefix: as `least_in_flight`.
+      (Thaler and Ravishankar, 1998), so a place that comes or goes moves its own share alone. Places that would have
+      more than four requests, and than 1.25 times the mean, come after the others, in the same order. No prefix: as
+      `least_in_flight`.
 
     `weighted` and `ordered` do not look at places; their order is the written one.
     """
@@ -95,7 +97,7 @@ def _prefix_affinity(options: Sequence[Option], work: Work, draw: Draw) -> list[
     if not work.prefix:
         return _least_in_flight(options, work, draw)
     loads = [_requests(option) for option in options]
-    bound = math.ceil(LOAD_BOUND * (sum(loads) + 1) / max(1, len(options)))
+    bound = max(FREE_LOAD, math.ceil(LOAD_BOUND * (sum(loads) + 1) / max(1, len(options))))
     return sorted(
         range(len(options)),
         key=lambda i: (loads[i] + 1 > bound, -_score(work.prefix, options[i].place), str(options[i].place)),

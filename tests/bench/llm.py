@@ -88,7 +88,11 @@ class Way:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
-            **{"stream": True, "temperature": 0, "seed": 1, "max_tokens": TOKENS, "ignore_eos": True},
+            "stream": True,
+            "temperature": 0,
+            "seed": 1,
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
             **options,
         }
         extra = b"content-type: application/json\r\n"
@@ -280,7 +284,7 @@ async def _process(log: Path, command: Sequence[str], ready_url: str) -> AsyncIt
         async with asyncio.timeout(START_S), httpx.AsyncClient(trust_env=False) as http:
             while not await _answers(http, ready_url):
                 if process.returncode is not None:
-                    raise SystemExit(log.read_text()[-4000:])
+                    raise SystemExit(log.read_text()[-4000:])  # noqa: ASYNC240 - the end of the run
                 await asyncio.sleep(0.1)
         yield
     finally:

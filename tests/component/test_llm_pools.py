@@ -2,18 +2,17 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 
+from gateway.core.strategies import FREE_LOAD
 from gateway.core.types import Place
 from gateway.wiring import monotonic_us
 from tests.kit.app import Harness
-from tests.kit.llm_plane import CHAT, TASK, Endpoint, chat_rule, llm_plane, pool_rule
-from tests.kit.relayed import asked, is_stream, refusal, script, served_by, text_of
-from tests.kit.upstream import FIN, HOLD, Upstream, error_reply, json_reply, sse_head
+from tests.kit.llm_plane import CHAT, llm_plane, pool_rule
+from tests.kit.relayed import asked, script, served_by
+from tests.kit.upstream import HOLD, Upstream
 from tests.kit.wait import until
 
 both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -148,6 +147,6 @@ async def test_prefix_affinity_does_not_overload_the_one_that_knows(stream):
         knows = ups[int(home[-1]) - 1]
         knows.scripts = [[HOLD]]
         async with contextlib.AsyncExitStack() as all_of:
-            for _ in range(2):
+            for _ in range(FREE_LOAD):
                 await all_of.enter_async_context(waiting_at(gw, knows, stream=stream))
             assert await backend_of(gw, stream=stream) != home

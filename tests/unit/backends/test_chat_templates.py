@@ -17,17 +17,21 @@ TURNS = [
     [
         (
             "chatml",
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-            "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n<b>&{{ 7 * 7 }}<|im_end|>\n"
-            "<|im_start|>assistant\n",
+            (
+                "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+                "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n<b>&{{ 7 * 7 }}<|im_end|>\n"
+                "<|im_start|>assistant\n"
+            ),
         ),
         (
             "llama3",
-            "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\n<b>&{{ 7 * 7 }}<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+            (
+                "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+                "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+                "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
+                "<|start_header_id|>user<|end_header_id|>\n\n<b>&{{ 7 * 7 }}<|eot_id|>"
+                "<|start_header_id|>assistant<|end_header_id|>\n\n"
+            ),
         ),
         ("mistral", "[INST] Be brief.\n\nHi [/INST] Hello</s>[INST] <b>&{{ 7 * 7 }} [/INST]"),
     ],
