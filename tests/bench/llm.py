@@ -284,7 +284,7 @@ async def _process(log: Path, command: Sequence[str], ready_url: str) -> AsyncIt
         async with asyncio.timeout(START_S), httpx.AsyncClient(trust_env=False) as http:
             while not await _answers(http, ready_url):
                 if process.returncode is not None:
-                    raise SystemExit(log.read_text()[-4000:])  # noqa: ASYNC240 - the end of the run
+                    raise SystemExit(log.read_text()[-4000:])  # noqa: ASYNC240 - a small local file  # noqa: ASYNC240 - the end of the run
                 await asyncio.sleep(0.1)
         yield
     finally:

@@ -269,6 +269,7 @@ class GenerateStream:
         self._max_tokens = max_tokens
         self._pieces = 0  # with text
         self._has_begun = False
+        self._has_role = False
         self._finish: str | None = None
         self._input_tokens: int | None = None
         self._output_tokens: int | None = None
@@ -282,12 +283,9 @@ class GenerateStream:
             payloads, fault = error.complete, error
         for payload in payloads:
             piece = _piece(read_object(payload))
-            if not self._has_begun and self._writer.api == "chat/completions":
-                yield self._writer.chunk({"delta": {"role": "assistant", "content": ""}})
-            self._has_begun = True
             self._keep(piece)
             if piece.text:
-                yield self._chunk(piece.text)
+                yield from self._said({"content": piece.text}, piece.text)
         if fault is not None:
             raise broken(str(fault)) from fault
 
@@ -301,23 +299,29 @@ class GenerateStream:
             place = "before its first event" if self._parser.at_boundary else "inside an event"
             raise broken(f"the stream ended {place}")
         finish = _finish(self._finish, is_full=self._pieces >= self._max_tokens)
-        yield self._chunk("", finish)
+        yield from self._said({}, "", finish)
         usage = Usage(input_tokens=self._input_tokens, output_tokens=self._output_tokens)
         if usage != Usage():
             yield self._writer.used(usage)
         self.is_done = True
 
     def _keep(self, piece: _Piece) -> None:
+        self._has_begun = True
         self._pieces += bool(piece.text)
         self._finish = self._finish if piece.finish is None else piece.finish
         self._input_tokens = self._input_tokens if piece.input_tokens is None else piece.input_tokens
         if piece.output_tokens is not None:
             self._output_tokens = (self._output_tokens or 0) + piece.output_tokens
 
-    def _chunk(self, text: str, finish: str | None = None) -> Delta:
+    def _said(self, delta: Mapping[str, Any], text: str, finish: str | None = None) -> Iterator[Delta]:
+        """The role waits for something to be said: until then another endpoint can still be asked."""
         if self._writer.api == "completions":
-            return self._writer.chunk({"text": text}, finish)
-        return self._writer.chunk({"delta": {"content": text} if text else {}}, finish)
+            yield self._writer.chunk({"text": text}, finish)
+            return
+        if not self._has_role:
+            self._has_role = True
+            yield self._writer.chunk({"delta": {"role": "assistant", "content": ""}})
+        yield self._writer.chunk({"delta": delta}, finish)
 
 
 def _finish(told: str | None, *, is_full: bool) -> str:

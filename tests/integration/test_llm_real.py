@@ -1,0 +1,359 @@
+"""A real LLM server, llama.cpp's, behind the gateway as its own process: answers, leavings, refusals, a sudden end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.kit.serving import KEY, Serving, free_port, serving
+from tests.kit.upstream import Upstream, json_reply
+from tests.kit.upstream import completion as scripted
+from tests.kit.wait import until_async
+from tests.vllm.metrics import metric
+from tests.vllm.server import wait_ready
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SLOTS, CONTEXT = 2, 2048
+STEADY: dict[str, Any] = {"temperature": 0, "seed": 1, "extra_body": {"cache_prompt": False}}
+QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 900}
+ENDLESS = {"ignore_eos": True}
+GONE_S = 20
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@dataclass
+class Llama:
+    """llama.cpp's server as a process."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    async def load(self) -> tuple[float, float]:
+        """Requests in its slots, and in its queue, as its own metrics tell."""
+        names = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+        return await metric(self.url, names[0]), await metric(self.url, names[1])
+
+    async def has(self, running: int, waiting: int) -> None:
+        """Return when it has so many."""
+
+        async def true() -> bool:
+            return await self.load() == (running, waiting)
+
+        await until_async(true, timeout_s=GONE_S)
+
+    @contextlib.asynccontextmanager
+    async def busy(self, count: int = SLOTS) -> AsyncIterator[None]:
+        """Strangers, who do not come through the gateway, have it make long answers while the block runs."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False) as http:
+            asked = {**LONG, **ENDLESS}
+            tasks = [asyncio.create_task(http.post("/v1/chat/completions", json=asked)) for _ in range(count)]
+            try:
+                await self.has(min(count, SLOTS), max(0, count - SLOTS))
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def llama_server(folder: Path) -> Iterator[Llama]:
+    """Started, and ended with the block if it still runs."""
+    port, log_file = free_port(), folder / "llama.log"
+    options = ("--threads", "1", "--slots", str(SLOTS), "--context", str(CONTEXT))
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.stack.llm_server", "--port", str(port), *options], stdout=log, stderr=log
+        )
+    try:
+        wait_ready(f"http://127.0.0.1:{port}", process, log_file)
+        yield Llama(f"http://127.0.0.1:{port}", process)
+    finally:
+        process.terminate()
+        process.wait(GONE_S)
+
+
+@dataclass
+class Plane:
+    """A gateway before the server, and a scripted endpoint as the other one."""
+
+    gateway: Serving
+    llama: Llama
+    spare: Upstream
+
+    def straight(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.llama.url}/v1", api_key="none", max_retries=0)
+
+    def through(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.gateway.url}/v1", api_key=KEY, max_retries=0)
+
+    async def figure(self, name: str, **labels: str) -> float:
+        """One of the gateway's metrics."""
+        return await metric(self.gateway.ops_url, name, **labels)
+
+    async def is_idle(self) -> None:
+        """Return when neither the server nor the gateway has a request."""
+        await self.llama.has(0, 0)
+
+        async def is_at_rest() -> bool:
+            return await self.figure("gateway_requests_in_flight") == 0
+
+        await until_async(is_at_rest, timeout_s=GONE_S)
+
+
+@contextlib.asynccontextmanager
+async def plane_over(folder: Path, llama: Llama) -> AsyncIterator[Plane]:
+    async with Upstream(json_reply(200, scripted("from the spare one"))) as spare:
+        first, second = {"backend": "llm", "model": "smollm2"}, {"backend": "spare", "model": "m"}
+        tasks = {"general_llm": [], "with_spare": [second], "balanced": []}
+        rules = [
+            {"name": task, "match": {"task": task}, "split": [first], "fallback": others}
+            for task, others in tasks.items()
+        ]
+        rules[-1] |= {"split": [first, second], "strategy": "least_in_flight"}
+        apis = ["chat/completions", "completions", "responses"]
+        sections = {
+            "backends": {
+                "llm": {"kind": "openai", "base_url": f"{llama.url}/v1", "apis": apis},
+                "spare": {"kind": "openai", "base_url": spare.base_url, "hosted": True},
+            },
+            "tasks": {
+                task: {"contract": "chat", "timeout_ms": 60_000, "attempt_timeout_ms": 50_000} for task in tasks
+            },
+            "rules": rules,
+        }
+        async with serving(folder, "", **sections) as gateway:
+            yield Plane(gateway, llama, spare)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Plane]:
+    folder = tmp_path_factory.mktemp("llama")
+    with llama_server(folder) as llama:
+        async with plane_over(folder, llama) as opened:
+            yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mortal(tmp_path: Path) -> AsyncIterator[Plane]:
+    """One with a server of its own, to be killed."""
+    with llama_server(tmp_path) as llama:
+        async with plane_over(tmp_path, llama) as opened:
+            yield opened
+
+
+# --- the same answers as straight ----------------------------------------------------------------------------
+
+
+async def test_chat_says_word_for_word_what_the_server_says(plane: Plane):
+    asked = {**QUESTION, **STEADY, "max_tokens": 24}
+    async with plane.straight() as straight, plane.through() as through:
+        expected = await straight.chat.completions.create(model="m", **asked)
+        whole = await through.chat.completions.create(model="general_llm", **asked)
+        stream = await through.chat.completions.create(model="general_llm", stream=True, **asked)
+        chunks = [chunk async for chunk in stream]
+    assert expected.choices[0].message.content
+    assert whole.choices == expected.choices
+    assert whole.usage is not None
+    assert expected.usage is not None
+    assert expected.usage.to_dict().items() <= whole.usage.to_dict().items()
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)  # nobody asked for usage
+    assert len(chunks) > 4
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == expected.choices[0].finish_reason
+
+
+def test_the_synchronous_client_is_told_usage_when_it_asks(plane: Plane):
+    with openai.OpenAI(base_url=f"{plane.gateway.url}/v1", api_key=KEY, max_retries=0) as client:
+        asked: Any = {"model": "general_llm", **QUESTION, **STEADY, "max_tokens": 8}
+        whole = client.chat.completions.create(**asked)
+        chunks = list(client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens > 0
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
+
+
+async def test_completions_are_the_same_streamed_and_whole(plane: Plane):
+    asked: Any = {"prompt": "The capital of France is", "max_tokens": 8, **STEADY}
+    async with plane.straight() as straight, plane.through() as through:
+        expected = await straight.completions.create(model="m", **asked)
+        whole = await through.completions.create(model="general_llm", **asked)
+        stream = await through.completions.create(model="general_llm", stream=True, **asked)
+        chunks = [chunk async for chunk in stream]
+    assert "Paris" in expected.choices[0].text
+    assert whole.choices == expected.choices
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.choices[0].text
+
+
+async def test_responses_are_the_same_streamed_and_whole(plane: Plane):
+    asked: Any = {"input": "What is the capital of France?", "max_output_tokens": 8, "temperature": 0}
+    async with plane.straight() as straight, plane.through() as through:
+        expected = await straight.responses.create(model="m", **asked)
+        whole = await through.responses.create(model="general_llm", **asked)
+        events = [event async for event in await through.responses.create(model="general_llm", stream=True, **asked)]
+    assert expected.output_text
+    assert whole.output_text == expected.output_text
+    assert whole.usage is not None
+    assert whole.usage.output_tokens > 0
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == expected.output_text
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == (
+        expected.output_text
+    )
+
+
+async def test_a_tool_call_and_a_schema_come_through(plane: Plane):
+    schema = {"name": "city", "schema": TOOL["function"]["parameters"]}
+    async with plane.through() as through:
+        call = await through.chat.completions.create(
+            model="general_llm", tools=[TOOL], tool_choice="required", max_tokens=60, **QUESTION, **STEADY
+        )
+        said = await through.chat.completions.create(
+            model="general_llm",
+            response_format={"type": "json_schema", "json_schema": schema},
+            max_tokens=30,
+            **QUESTION,
+            **STEADY,
+        )
+    (tool_call,) = call.choices[0].message.tool_calls or ()
+    assert tool_call.type == "function"
+    assert tool_call.function.name == "get_weather"
+    assert json.loads(tool_call.function.arguments)["city"] in ("Paris", "Rome")
+    assert json.loads(said.choices[0].message.content or "")["city"] in ("Paris", "Rome")
+
+
+async def test_a_streamed_tool_call_joins_to_the_whole_one(plane: Plane):
+    asked: Any = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60, **QUESTION, **STEADY}
+    async with plane.through() as through:
+        whole = await through.chat.completions.create(model="general_llm", **asked)
+        async with through.chat.completions.stream(model="general_llm", **asked) as stream:
+            joined = await stream.get_final_completion()
+    (expected,), (found,) = (one.choices[0].message.tool_calls or () for one in (whole, joined))
+    assert expected.type == found.type == "function"
+    assert (found.function.name, found.function.arguments) == (expected.function.name, expected.function.arguments)
+
+
+# --- callers that leave --------------------------------------------------------------------------------------
+
+
+async def test_leaving_in_mid_stream_stops_the_server(plane: Plane):
+    await plane.is_idle()
+    async with plane.through() as through:
+        stream = await through.chat.completions.create(model="general_llm", stream=True, extra_body=ENDLESS, **LONG)
+        for _ in range(3):
+            await anext(aiter(stream))
+        assert await plane.llama.load() == (1, 0)
+        assert await plane.figure("gateway_requests_in_flight") == 1
+        await stream.close()
+        await plane.is_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_leaving_before_the_first_word_leaves_the_server_s_queue(plane: Plane, stream: bool):
+    await plane.is_idle()
+    async with plane.through() as through, plane.llama.busy(SLOTS):
+        asking = asyncio.create_task(
+            through.chat.completions.create(model="general_llm", stream=stream, extra_body=ENDLESS, **LONG)
+        )
+        await plane.llama.has(SLOTS, 1)
+        asking.cancel()
+        await plane.llama.has(SLOTS, 0)  # it went, and was not served instead of another
+    await plane.is_idle()
+
+
+async def test_leaving_a_whole_answer_stops_the_server(plane: Plane):
+    await plane.is_idle()
+    async with plane.through() as through:
+        asking = asyncio.create_task(
+            through.chat.completions.create(model="general_llm", extra_body=ENDLESS, **LONG)
+        )
+        await plane.llama.has(1, 0)
+        asking.cancel()
+        await plane.is_idle()
+
+
+# --- refusals, load, a sudden end ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_prompt_over_the_context_is_refused_in_the_server_s_words(plane: Plane, stream: bool):
+    asked: Any = {"messages": [{"role": "user", "content": "word " * CONTEXT}], "stream": stream}
+    async with plane.straight() as straight, plane.through() as through:
+        with pytest.raises(openai.BadRequestError) as expected:
+            await straight.chat.completions.create(model="m", **asked)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await through.chat.completions.create(model="general_llm", **asked)
+    words = expected.value.response.json()["error"]["message"]
+    assert "context" in words
+    assert words in refused.value.response.json()["error"]["message"]
+
+
+async def test_a_picture_for_a_model_that_cannot_see_is_refused(plane: Plane):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    async with plane.through() as through:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await through.chat.completions.create(
+                model="general_llm", messages=[{"role": "user", "content": [picture]}]  # type: ignore[list-item, misc] - the SDK's own types, spelled as a dict
+            )
+    assert refused.value.status_code in (400, 422, 501)
+    assert "image" in refused.value.response.json()["error"]["message"]
+
+
+async def test_what_others_ask_of_the_server_is_seen_and_avoided(plane: Plane):
+    await plane.is_idle()
+    async with plane.through() as through, plane.llama.busy(SLOTS + 1):
+
+        async def is_seen() -> bool:
+            states = [await plane.figure("gateway_engine_requests", backend="llm", state=state) for state in STATES]
+            return states == [SLOTS, 1]
+
+        await until_async(is_seen, timeout_s=GONE_S)
+        answers = [await through.chat.completions.create(model="balanced", **QUESTION) for _ in range(4)]
+    assert {answer.choices[0].message.content for answer in answers} == {"from the spare one"}
+    await plane.is_idle()
+
+
+async def test_a_server_killed_in_mid_stream_ends_the_stream_with_an_error(mortal: Plane):
+    asked = {"model": "with_spare", "stream": True, **LONG, **ENDLESS}
+    async with mortal.gateway.http() as http, http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        assert answer.status_code == 200
+        lines = (line async for line in answer.aiter_lines() if line)
+        first = [await anext(lines) for _ in range(4)]
+        mortal.llama.process.send_signal(signal.SIGKILL)
+        rest = [line async for line in lines]
+    assert all(json.loads(line.removeprefix("data: "))["choices"] for line in first)
+    assert "error" in json.loads(rest[-1].removeprefix("data: "))
+    assert "data: [DONE]" not in rest
+    assert mortal.spare.requests == []  # words had been given out
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_server_killed_before_the_first_word_is_replaced(mortal: Plane, stream: bool):
+    ...
