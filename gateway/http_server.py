@@ -353,6 +353,10 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises `ConfigError` with one clear line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), backlog=BACKLOG, family=family)
+        listener = socket.create_server((host, port), backlog=BACKLOG, family=family)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
+    # uvloop does so for each connection, asyncio's own loop only where the socket names TCP: else a stream's parts wait
+    # for the acknowledgement of those before.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

@@ -11,7 +11,7 @@ from gateway.core.types import Place
 from gateway.wiring import monotonic_us
 from tests.kit.app import Harness
 from tests.kit.llm_plane import CHAT, llm_plane, pool_rule
-from tests.kit.relayed import asked, script, served_by
+from tests.kit.relayed import asked, refusal, script, served_by, text_of
 from tests.kit.upstream import HOLD, Upstream
 from tests.kit.wait import until
 
@@ -150,3 +150,67 @@ async def test_prefix_affinity_does_not_overload_the_one_that_knows(stream):
             for _ in range(FREE_LOAD):
                 await all_of.enter_async_context(waiting_at(gw, knows, stream=stream))
             assert await backend_of(gw, stream=stream) != home
+
+
+# --- the gate before an endpoint ---------------------------------------------------------------------------
+
+
+def marked(up: Upstream) -> list[str]:
+    """Who has reached the endpoint so far, in order, by the `user` of their bodies."""
+    return [seen.json().get("user") for seen in up.requests]
+
+
+@both
+async def test_interactive_requests_pass_waiting_batch_requests(stream):
+    up = Upstream([HOLD], script(stream=stream))
+    async with llm_plane(up, max_in_flight=1, timeout_us=60_000_000, attempt_timeout_us=60_000_000) as gw:
+        asking = []
+        async with waiting_at(gw, up, stream=stream):
+            for user, priority in (("b1", "batch"), ("b2", "batch"), ("i1", "interactive"), ("i2", "interactive")):
+                request = gw.post(CHAT, asked(stream=stream, user=user), **{"x-priority": priority})
+                asking.append(asyncio.create_task(request))
+                await until(lambda: gw.loads == {"up1": 1 + len(asking)})
+            assert len(up.requests) == 1
+        answers = await asyncio.gather(*asking)
+    assert marked(up) == [None, "i1", "i2", "b1", "b2"]
+    assert [text_of(answer) for answer in answers] == ["hi"] * 4
+
+
+@both
+async def test_a_full_line_refuses_at_once_and_an_interactive_request_puts_out_a_batch_one(stream):
+    up = Upstream([HOLD], script(stream=stream))
+    limits = {"timeout_us": 60_000_000, "attempt_timeout_us": 60_000_000}
+    async with llm_plane(up, max_in_flight=1, max_queue_size=1, **limits) as gw:
+        async with waiting_at(gw, up, stream=stream):
+            batch = asyncio.create_task(gw.post(CHAT, asked(stream=stream, user="b1"), **{"x-priority": "batch"}))
+            await until(lambda: gw.loads == {"up1": 2})
+            second = await gw.post(CHAT, asked(stream=stream, user="b2"), **{"x-priority": "batch"})
+            interactive = asyncio.create_task(gw.post(CHAT, asked(stream=stream, user="i1")))
+            put_out = await batch
+        assert text_of(await interactive) == "hi"
+        assert dict(gw.board.all()) == {}  # a queue of ours says nothing about the endpoint
+    assert refusal(second) == refusal(put_out) == (429, "queue_full", "1")
+    assert marked(up) == [None, "i1"]
+
+
+@both
+async def test_a_full_endpoint_gives_its_waiting_requests_to_the_next(stream):
+    up1, up2 = Upstream([HOLD]), Upstream(script("other", stream=stream))
+    plane = llm_plane(up1, up2, max_in_flight=1, max_queue_size=0, timeout_us=60_000_000)
+    async with plane as gw, waiting_at(gw, up1, stream=stream):
+        answer = await gw.post(CHAT, asked(stream=stream))
+    assert (text_of(answer), served_by(answer)) == ("other", ("up2", 2))
+
+
+@both
+async def test_one_whose_turn_cannot_come_in_time_is_refused_at_once(stream):
+    up = Upstream([HOLD])
+    async with llm_plane(up, max_in_flight=1, timeout_us=60_000_000, attempt_timeout_us=60_000_000) as gw:
+        gate = gw.pipeline.gates["up1"]
+        for _ in range(8):  # as if eight requests had each stayed for 40 s
+            await gate.enter("", priority="interactive", within_us=1)
+            gate.leave("", stayed_us=40_000_000)
+        async with waiting_at(gw, up, stream=stream):
+            answer = await gw.post(CHAT, asked(stream=stream), **{"x-timeout-ms": "30000"})
+    assert refusal(answer) == (429, "queue_full", "40")
+    assert len(up.requests) == 1

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -196,8 +195,6 @@ async def running(
     )
     app = create_app(api)
     listener = bind("127.0.0.1", 0)
-    # As uvloop has it; asyncio's own loop does so only for sockets that were made with their protocol's number.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     serving = asyncio.create_task(serve_app(app, [listener], stop, drain_s=drain_s, max_message_bytes=max_body_bytes))
     try:

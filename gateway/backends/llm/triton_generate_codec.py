@@ -108,8 +108,7 @@ class TritonGenerateCodec:
             if not is_harmless(body.get(name)):
                 raise unsupported("has no counterpart in Triton's generate extension", field=name)
         is_chat = payload.api == "chat/completions"
-        asked = body.get("max_completion_tokens") or body.get("max_tokens")
-        bound = asked or (self._max_tokens if is_chat else COMPLETION_TOKENS)
+        bound = _bound(body, self._max_tokens) if is_chat else _bound(body, COMPLETION_TOKENS)
         fields = _vllm(body, bound) if self._engine == "vllm" else _tensorrt_llm(body, bound)
         text = _messages(body, self._template) if is_chat else _prompt(body)
         request = written({"text_input": text, "stream": payload.stream, "exclude_input_in_output": True, **fields})
@@ -144,6 +143,20 @@ class TritonGenerateCodec:
 
 
 # --- requests -------------------------------------------------------------------------------------
+
+
+def _bound(body: Mapping[str, Any], default: int) -> int:
+    """How many tokens the answer may have. Engines make one at least: 0, which completions may ask for, they refuse."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        asked = body.get(name)
+        if asked is None:
+            continue
+        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
+            raise refused("must be a whole number", field=name)
+        if asked == 0:
+            raise unsupported("0 has no counterpart in Triton's generate extension", field=name)
+        return asked
+    return default
 
 
 def _messages(body: Mapping[str, Any], template: ChatTemplate) -> str:

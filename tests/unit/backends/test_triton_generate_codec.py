@@ -145,6 +145,15 @@ def test_what_has_no_counterpart_is_left_to_another_endpoint(fields, field):
     assert (fault.kind, fault.field) == (FaultKind.UNSUPPORTED, field)
 
 
+@pytest.mark.parametrize(
+    ("asked", "kind"), [(0, FaultKind.UNSUPPORTED), *((x, FaultKind.REFUSED_INPUT) for x in (-1, "9", 2.0, True, [1]))]
+)
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_bounds_that_are_none(field, asked, kind):
+    fault = refusal({"prompt": "x", field: asked}, api="completions", stream=True)
+    assert (fault.kind, fault.field) == (kind, field)
+
+
 @pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [[1]], None])
 def test_prompts_that_are_not_one_text(prompt):
     fault = refusal({"prompt": prompt}, api="completions")
@@ -216,13 +225,8 @@ def test_a_whole_answer_of_an_engine_that_tells_its_text_alone():
 
 
 def test_no_two_answers_have_one_id():
-    ids = {
-        orjson.loads(
-            codec(now_us=now).encode(OpenAIPayload(body=HI), model).message(b'{"text_output":"","model":"m"}').body
-        )["id"]
-        for now in (1, 2)
-        for model in ("a",)
-    }
+    requests = [codec(now_us=now).encode(OpenAIPayload(body=HI), "m") for now in (1, 2)]
+    ids = {orjson.loads(request.message(b'{"text_output":""}').body)["id"] for request in requests}
     assert len(ids) == 2
 
 
