@@ -179,8 +179,9 @@ class HttpClient:
             async with asyncio.timeout_at(min(connect_by, deadline)):
                 _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
         except TimeoutError as error:
-            # Also the kernel's own ETIMEDOUT, which is a TimeoutError and comes before any deadline.
-            is_late = loop.time() >= deadline
+            # By which bound is first, not by the time now: timers may fire a little early. The kernel's own ETIMEDOUT
+            # is a TimeoutError too, and bears its number.
+            is_late = error.errno is None and deadline <= connect_by
             trouble = Trouble.TIMED_OUT if is_late else Trouble.UNREACHABLE
             raise HttpError(trouble, "no connection in time") from error
         except (OSError, UnicodeError) as error:  # refused, unreachable, no such name, TLS refused; no name at all

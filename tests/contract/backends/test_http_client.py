@@ -1,10 +1,12 @@
 """The pool of connections: what is kept, what never is."""
 
 import asyncio
+import contextlib
 import gzip
 import socket
 
 import pytest
+import uvloop
 
 from gateway.backends.llm import http_client, http_connection
 from gateway.backends.llm.http_client import HttpClient
@@ -140,20 +142,39 @@ async def test_a_body_over_the_bound_is_refused(headers, client_for):
     assert caught.value.trouble is Trouble.TOO_LARGE
 
 
-@pytest.mark.parametrize(
-    ("connect_us", "timeout_us", "trouble"),
-    [(20_000, LONG_US, Trouble.UNREACHABLE), (LONG_US, 20_000, Trouble.TIMED_OUT)],
-)
-async def test_a_peer_that_does_not_accept(connect_us, timeout_us, trouble):
+@contextlib.contextmanager
+def deaf():
+    """The URL of a peer that does not accept."""
     with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         for filler in (first, second):  # now its backlog is full: the kernel drops the next SYN
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        client = HttpClient(url, headers={}, connect_timeout_us=connect_us)
-        with pytest.raises(HttpError) as caught:
-            await get(client, timeout_us=timeout_us)
-        await client.close()
-    assert caught.value.trouble is trouble
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def trouble_at(url, *, connect_us, timeout_us):
+    client = HttpClient(url, headers={}, connect_timeout_us=connect_us)
+    with pytest.raises(HttpError) as caught:
+        await get(client, timeout_us=timeout_us)
+    await client.close()
+    return caught.value.trouble
+
+
+@pytest.mark.parametrize(
+    ("connect_us", "timeout_us", "trouble"),
+    [(20_000, LONG_US, Trouble.UNREACHABLE), (LONG_US, 20_000, Trouble.TIMED_OUT)],
+)
+async def test_a_peer_that_does_not_accept(connect_us, timeout_us, trouble):
+    with deaf() as url:
+        assert await trouble_at(url, connect_us=connect_us, timeout_us=timeout_us) is trouble
+
+
+def test_a_callers_short_time_is_never_taken_for_an_unreachable_peer():
+    # uvloop's timers count whole milliseconds: many fire before the fraction of one has passed.
+    async def troubles(url):
+        return {await trouble_at(url, connect_us=LONG_US, timeout_us=10_000 + 137 * i) for i in range(16)}
+
+    with deaf() as url:
+        assert uvloop.run(troubles(url)) == {Trouble.TIMED_OUT}
