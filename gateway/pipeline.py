@@ -170,7 +170,7 @@ class Pipeline:
             if step.pause_us:
                 await asyncio.sleep(step.pause_us / 1e6)
             if reason := self.why_not(step.place):  # health has moved on since the plan was made
-                walk.faults.append(Fault(kind=FaultKind.UNAVAILABLE, message=reason, place=step.place))
+                walk.faults.append(Fault(kind=FaultKind.SKIPPED, message=reason, place=step.place))
             elif self._budget(request).take(self.clock()):
                 return step
             else:
@@ -317,6 +317,6 @@ def _route(plan: Plan, attempt: Attempt, walk: Walk) -> Route:
         model=place.model,
         version=attempt.version or place.version,
         rule=plan.rule,
-        attempts=max(len(walk.faults) + 1, len(walk.attempts)),
+        attempts=len(walk.attempts),
         replica=place.replica,
     )

@@ -110,6 +110,13 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
         error=UnsupportedByBackend,
         detail="the backend lacks a feature that this request asks for",
     ),
+    FaultKind.SKIPPED: Consequence(
+        try_next=True,
+        blames_backend=False,
+        error=NoHealthyBackend,
+        detail="the backend cannot take requests now",
+        passes=True,
+    ),
 }
 
 
@@ -280,9 +287,10 @@ def named_by_caller(fault: Fault) -> Fault:
 
 
 def told(faults: Sequence[Fault]) -> GatewayError:
-    """What the caller sees of all that failed: the last fault, but for one that was merely not able to do it at all."""
-    able = [fault for fault in faults if fault.kind is not FaultKind.UNSUPPORTED]
-    fault = (able or faults)[-1]
+    """What the caller sees of all that failed: the last fault of a place that was asked and able to do it at all."""
+    asked = [fault for fault in faults if fault.kind is not FaultKind.SKIPPED]
+    able = [fault for fault in asked if fault.kind is not FaultKind.UNSUPPORTED]
+    fault = (able or asked or faults)[-1]
     consequence = CONSEQUENCES[fault.kind]
     error = consequence.error(
         consequence.detail or fault.message,

@@ -340,6 +340,7 @@ class FaultKind(Enum):
     CONTEXT_TOO_LONG = "context_too_long"  # the prompt does not fit into the model's context
     REFUSED_INPUT = "refused_input"  # judged the content of the caller's input invalid
     UNSUPPORTED = "unsupported"  # lacks the feature asked for
+    SKIPPED = "skipped"  # no attempt: it was out of order, or had asked to wait, when its turn came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,13 @@ import contextlib
 import pytest
 
 from gateway.core.attempts import RetryBudget
+from gateway.core.errors import FaultKind
 from gateway.core.types import Place
 from gateway.wiring import monotonic_us
 from tests.kit.app import Harness
 from tests.kit.llm_plane import CHAT, TASK, chat_rule, llm_plane, pool_rule
 from tests.kit.relayed import asked, refusal, script, served_by, text_of
-from tests.kit.upstream import HOLD, RST, Upstream, delta, error_reply, event, sse_head
+from tests.kit.upstream import HOLD, RST, Pause, Upstream, delta, error_reply, event, sse_head
 from tests.kit.wait import until
 
 both = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -59,6 +60,25 @@ async def test_without_a_time_the_next_request_may_try_again(stream):
     up1, up2 = Upstream(full(), script("one", stream=stream)), Upstream(script("two", stream=stream))
     async with llm_plane(up1, up2) as gw:
         assert [await backend_of(gw, stream=stream) for _ in range(2)] == ["up2", "up1"]
+
+
+@both
+async def test_a_place_whose_health_has_moved_on_is_no_attempt_and_hides_nothing(stream):
+    ups = [Upstream([Pause(0.05), *full()]), Upstream(script("two", stream=stream)), Upstream(script(stream=stream))]
+    async with llm_plane(*ups) as gw:
+
+        async def ask(*gone):
+            asking = asyncio.create_task(gw.post(CHAT, asked(stream=stream)))
+            count = len(ups[0].requests)
+            await until(lambda: len(ups[0].requests) > count)
+            for number in gone:
+                gw.board.cool(Place(backend=f"up{number}", model=f"model-{number}"), until_us=monotonic_us() + 10**9)
+            return await asking
+
+        answer = await ask(2)
+        assert (served_by(answer)[0], answer.headers["x-gateway-attempts"]) == ("up3", "2")
+        assert [fault.kind for fault in gw.seen.records[0].faults] == [FaultKind.OVERLOADED, FaultKind.SKIPPED]
+        assert refusal(await ask(3))[:2] == (429, "queue_full")
 
 
 # --- other models, other fields ---------------------------------------------------------------------

@@ -160,6 +160,11 @@ def test_a_prompt_that_is_too_long_goes_where_more_fits(sizes, next_one):
         assert decided.place == made.candidates[next_one]
 
 
+def test_a_place_that_was_not_asked_does_not_hide_why_the_others_failed():
+    given_up = step([A, B], [FaultKind.OVERLOADED, FaultKind.SKIPPED])
+    assert (given_up.error.code, given_up.error.status) == ("queue_full", 429)
+
+
 def test_a_place_that_cannot_do_it_at_all_does_not_hide_why_the_others_did_not():
     assert step([A, B], [FaultKind.OVERLOADED, FaultKind.UNSUPPORTED]).error.code == "queue_full"
     assert step([A, B], [FaultKind.UNSUPPORTED, FaultKind.UNSUPPORTED]).error.code == "unsupported"
