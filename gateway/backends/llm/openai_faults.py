@@ -56,7 +56,11 @@ _NOT_IMPLEMENTED: Final = 501
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamError:
-    """The error object of an answer; all parts as they came, None where absent."""
+    """The error object of an answer; all parts as they came, None where absent.
+
+    Texts are cut after `MAX_REPLY` characters: it may be the caller's own prompt that comes back in one, and the
+    patterns here take time by the square of what they look through.
+    """
 
     message: str | None = None
     type: str | None = None
@@ -77,7 +81,7 @@ def error_in(parsed: Mapping[str, Any]) -> UpstreamError | None:
     """As `error_of`, of a parsed object."""
     error = parsed.get("error")
     if isinstance(error, str) and error:
-        return UpstreamError(message=error)
+        return UpstreamError(message=_text(error))
     if isinstance(error, dict) and error:
         return error_object(error)
     if error:
@@ -102,17 +106,17 @@ def error_object(error: Mapping[str, Any]) -> UpstreamError:
 
 def _from_detail(detail: object) -> UpstreamError:
     if isinstance(detail, str):
-        return UpstreamError(message=detail)
+        return UpstreamError(message=_text(detail))
     first = detail[0] if isinstance(detail, list) and detail else None
     if not isinstance(first, dict):
         return UpstreamError()
     place = first.get("loc")
     steps = [str(step) for step in place if step != "body"] if isinstance(place, list) else []
-    return UpstreamError(message=_text(first.get("msg")), param=".".join(steps) or None)
+    return UpstreamError(message=_text(first.get("msg")), param=_text(".".join(steps)))
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return value[: texts.MAX_REPLY] if isinstance(value, str) and value else None
 
 
 # --- status -> kind -------------------------------------------------------------------------------------
@@ -192,6 +196,7 @@ JUDGES: Final[Mapping[int, Judge]] = {
     504: _late,
     529: _busy,
 }
+_STATUSES: Final[Mapping[str, int]] = {**{str(status): status for status in JUDGES}, **_MEANT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,11 +219,11 @@ class Waiting:
             except ValueError:
                 continue
             if math.isfinite(length) and length >= 0:
-                return min(math.ceil(length * unit_us), MAX_RETRY_AFTER_US)
+                return math.ceil(min(length * unit_us, MAX_RETRY_AFTER_US))
         if self.retry_after and self.date:
             try:
                 wait = parsedate_to_datetime(self.retry_after) - parsedate_to_datetime(self.date)
-            except (ValueError, TypeError):  # TypeError: one of them is without a zone
+            except (ValueError, TypeError, OverflowError):  # TypeError: one of them is without a zone
                 return None
             return min(max(0, int(wait.total_seconds() * 1e6)), MAX_RETRY_AFTER_US)
         return None
@@ -265,7 +270,5 @@ def fault_in_answer(error: UpstreamError) -> Fault:
     Some upstreams put the status they meant into `code`, others a word of OpenAI's; without either it is the upstream's
     own failure.
     """
-    meant = error.code if isinstance(error.code, int) else 0
-    if isinstance(error.code, str):
-        meant = int(error.code) if error.code.isdecimal() else _MEANT.get(error.code, 0)
+    meant = error.code if isinstance(error.code, int) else _STATUSES.get(error.code or "", 0)
     return fault_for(meant if meant in JUDGES else _OK, error, Waiting())

@@ -3,7 +3,7 @@ import pytest
 
 from gateway.backends.llm.openai_faults import UpstreamError, Waiting, error_of, fault_in_answer, fault_of
 from gateway.core.errors import FaultKind as K
-from gateway.core.texts import GENERIC_REFUSAL
+from gateway.core.texts import GENERIC_REFUSAL, MAX_REPLY
 
 
 def body(**error):
@@ -191,10 +191,14 @@ def test_shapes_of_errors(answer, error):
         (Waiting(retry_after="inf"), None),
         (Waiting(retry_after="soon"), None),
         (Waiting(retry_after="1e12"), 86_400_000_000),
+        (Waiting(retry_after="1e305"), 86_400_000_000),  # in microseconds more than a float holds
+        (Waiting(retry_after="1e400"), None),
         (Waiting(retry_after="Mon, 05 Jan 2026 10:00:09 GMT"), None),
         (Waiting(retry_after="Mon, 05 Jan 2026 10:00:09 GMT", date="Mon, 05 Jan 2026 10:00:00 GMT"), 9_000_000),
         (Waiting(retry_after="Mon, 05 Jan 2026 09:00:00 GMT", date="Mon, 05 Jan 2026 10:00:00 GMT"), 0),
         (Waiting(retry_after="x", date="Mon, 05 Jan 2026 10:00:00 GMT"), None),
+        (Waiting(retry_after=f"Mon, 05 Jan {10**20} 10:00:00 GMT", date="Mon, 05 Jan 2026 10:00:00 GMT"), None),
+        (Waiting(retry_after="Mon, 05 Jan 2026 10:00:00 GMT", date=f"Mon, 05 Jan 2026 10:00:00 +{10**20}"), None),
         (Waiting(retry_after="Mon, 05 Jan 2026 10:00:09 -0000", date="Mon, 05 Jan 2026 10:00:00 GMT"), None),
     ],
 )
@@ -209,6 +213,7 @@ def test_when_to_come_back(waiting, us):
         (UpstreamError(message="image input is not supported"), K.UNSUPPORTED),
         (UpstreamError(code=429), K.OVERLOADED),
         (UpstreamError(code="429"), K.OVERLOADED),
+        (UpstreamError(code="9" * 5000), K.FAILED),  # more digits than Python reads
         (UpstreamError(code="rate_limit"), K.FAILED),
         (UpstreamError(code=400, message="too long"), K.REFUSED_INPUT),
         (UpstreamError(code=500), K.FAILED),
@@ -222,3 +227,18 @@ def test_when_to_come_back(waiting, us):
 )
 def test_errors_that_come_with_status_200(error, kind):
     assert fault_in_answer(error).kind is kind
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"message": "model " * 100_000, "type": "x" * 600_000, "param": "y" * 600_000}},
+        {"error": "model " * 100_000},
+        {"detail": "model " * 100_000},
+        {"detail": [{"msg": "model " * 100_000, "loc": ["body", "z" * 600_000]}]},
+    ],
+)
+def test_only_the_beginning_of_a_long_text_is_looked_at(answer):
+    error = error_of(orjson.dumps(answer))
+    assert error is not None
+    assert all(len(part) <= MAX_REPLY for part in (error.message, error.type, error.param) if isinstance(part, str))
