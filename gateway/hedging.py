@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from gateway.attempt import Attempt
+from gateway.core.attempts import CONSEQUENCES
 from gateway.core.errors import BackendError, Fault
 from gateway.core.types import Part
 
@@ -18,7 +19,7 @@ async def first_to_begin(
 
     `second` is asked for its attempt once `first` has not begun within `after_us`; None: there is none. The fault of
     one that fails while the other may still begin goes to `lost`; where both fail, the last one's `BackendError` is
-    raised.
+    raised. So is, at once, one that no other place would lift.
     """
     runners: dict[_Runner, tuple[Attempt, _Parts]] = {}
 
@@ -40,7 +41,7 @@ async def first_to_begin(
                 try:
                     part = runner.result()
                 except BackendError as failed:
-                    if not runners:
+                    if not runners or not CONSEQUENCES[failed.fault.kind].try_next:
                         raise
                     lost.append(failed.fault)
                 else:

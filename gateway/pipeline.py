@@ -184,14 +184,22 @@ class Pipeline:
     ) -> AsyncGenerator[tuple[Attempt, Part], None]:
         """What the place of `step` answers, or, hedged, the place that begins first. Raises `BackendError`."""
 
+        task = self.tasks[request.task]
+
         def attempt(at: attempts.Try) -> Attempt:
-            task = self.tasks[request.task]
             walk.attempts.append(Attempt(request=request, task=task, plan=plan, step=at, on=self, work=walk.work))
             return walk.attempts[-1]
 
         def second() -> Attempt | None:
             now_us = self.clock()
-            other = attempts.second_attempt(plan, step, self.why_not, now_us=now_us, deadline_us=request.deadline_us)
+            other = attempts.second_attempt(
+                plan,
+                step,
+                self.why_not,
+                now_us=now_us,
+                deadline_us=request.deadline_us,
+                attempt_timeout_us=task.attempt_timeout_us,
+            )
             return attempt(other) if other and self._budget(request).take(now_us) else None
 
         first = attempt(step)

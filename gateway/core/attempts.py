@@ -182,14 +182,20 @@ def _untried(plan: Plan, faults: Sequence[Fault]) -> Sequence[Place]:
     return [place for place in left if plan.context(place) > max(too_short)] if too_short else left
 
 
-def second_attempt(plan: Plan, first: Try, why_not: WhyNot, *, now_us: int, deadline_us: int) -> Try | None:
-    """Where a hedged request goes too, while the first place has not begun; None where there is no other."""
+def second_attempt(
+    plan: Plan, first: Try, why_not: WhyNot, *, now_us: int, deadline_us: int, attempt_timeout_us: int
+) -> Try | None:
+    """Where a hedged request goes too, while the first place has not begun; None where there is no other.
+
+    Its time is that of any attempt: bounded by `attempt_timeout_us` while a third candidate remains.
+    """
     left_us = deadline_us - now_us
-    places = (place for place in plan.candidates if place != first.place and why_not(place) is None)
-    place = next(places, None)
+    others = [place for place in plan.candidates if place != first.place]
+    place = next((place for place in others if why_not(place) is None), None)
     if place is None or left_us < MIN_ATTEMPT_US:
         return None
-    return Try(place=place, begin_within_us=left_us, timeout_us=left_us)
+    begin_us = left_us if len(others) == 1 else min(left_us, attempt_timeout_us)
+    return Try(place=place, begin_within_us=begin_us, timeout_us=left_us)
 
 
 def _again(plan: Plan, faults: Sequence[Fault], *, left_us: int, attempt_timeout_us: int, draw: Draw) -> Try | GiveUp:

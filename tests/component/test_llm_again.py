@@ -222,6 +222,17 @@ async def test_the_fault_of_one_copy_is_not_the_callers(stream):
 
 
 @both
+async def test_a_refusal_of_one_copy_is_told_at_once_and_no_third_place_is_asked(stream):
+    ups = [Upstream([HOLD]), Upstream(error_reply(400, FILTERED)), Upstream(script(stream=stream))]
+    async with hedged(*ups) as gw:
+        status, code, _ = refusal(await gw.post(CHAT, asked(stream=stream)))
+        assert (status, code) == (400, "content_filter")
+        await ups[0].requests[0].left.wait()
+        assert [len(up.requests) for up in ups] == [1, 1, 0]
+        await until(lambda: not gw.loads)
+
+
+@both
 async def test_batch_requests_are_not_hedged(stream):
     up1, up2 = Upstream([HOLD]), Upstream(script(stream=stream))
     async with hedged(up1, up2) as gw:

@@ -252,10 +252,18 @@ def test_a_second_copy_goes_to_another_place_that_may_be_tried():
     third = Place(backend="c", model="m")
     made = plan(A, B, third)
 
-    def second(*, down=(), deadline_us=10**6):
-        return second_attempt(made, first, lambda p: "down" if p in down else None, now_us=0, deadline_us=deadline_us)
+    def second(*, down=(), deadline_us=10**6, made=made):
+        return second_attempt(
+            made,
+            first,
+            lambda place: "down" if place in down else None,
+            now_us=0,
+            deadline_us=deadline_us,
+            attempt_timeout_us=300_000,
+        )
 
-    assert second().place == B
+    assert second() == Try(place=B, begin_within_us=300_000, timeout_us=10**6)  # a third may follow
+    assert second(made=plan(A, B)) == Try(place=B, begin_within_us=10**6, timeout_us=10**6)
     assert second(down=(B,)).place == third
     assert second(down=(B, third)) is None
     assert second(deadline_us=10) is None
