@@ -10,14 +10,12 @@ the cache costs a quarter more is not in the price table: it is counted as plain
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-import orjson
-
 from gateway.backends.llm.anthropic_faults import fault_in_event, fault_of
 from gateway.backends.llm.anthropic_request import messages_body
 from gateway.backends.llm.codec import Encoded
 from gateway.backends.llm.openai_codec import MAX_CALLS
 from gateway.backends.llm.openai_faults import Waiting
-from gateway.backends.llm.openai_writer import Writer, broken, count, read_object, wants_usage, written
+from gateway.backends.llm.openai_writer import Writer, broken, count, read_object, rewritten, wants_usage, written
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.sse import SseParser, SseTooLarge
 from gateway.core.types import Delta, Message, Metered, OpenAIPayload, Usage
@@ -91,7 +89,7 @@ def message(body: bytes, *, created: int) -> Message:
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": orjson.dumps(block.get("input") or {}).decode()}
+    function = {"name": block.get("name"), "arguments": rewritten(block.get("input") or {}).decode()}
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
@@ -170,7 +168,7 @@ class MessagesStream:
                 {"index": call.index, "id": block.get("id"), "type": "function", "function": function}
             )
             if block.get("input"):  # the whole of it at once
-                yield from self._arguments(call, orjson.dumps(block["input"]).decode())
+                yield from self._arguments(call, rewritten(block["input"]).decode())
         else:
             yield from self._said(block)
 

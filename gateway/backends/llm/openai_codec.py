@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import orjson
-
 from gateway.backends.llm.codec import Encoded, Stream
 from gateway.backends.llm.openai_faults import UpstreamError, Waiting, error_in, error_object, fault_in_answer, fault_of
+from gateway.backends.llm.openai_writer import broken, count, read_object, rewritten, written
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.sse import SseParser, SseTooLarge
 from gateway.core.types import Delta, Message, Metered, OpenAIApi, OpenAIPayload, Usage
@@ -63,7 +62,7 @@ class OpenAICodec:
             make = partial(ChatStream, drop_usage=stream and _ask_for_usage(body))
         return Encoded(
             path=f"/{api}",
-            body=_written(body),
+            body=written(body),
             message=partial(message, api=api),
             stream=make if stream else None,
         )
@@ -83,14 +82,6 @@ def _ask_for_usage(body: dict[str, Any]) -> bool:
     return options.get("include_usage") is not True
 
 
-def _written(body: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError as error:
-        text = "the body is nested too deeply, or holds text that is not valid Unicode"
-        raise BackendError(Fault(kind=FaultKind.REFUSED_INPUT, message=text, status=400)) from error
-
-
 # --- whole answers --------------------------------------------------------------------------------------
 
 
@@ -99,7 +90,7 @@ def message(body: bytes, *, api: OpenAIApi = "chat/completions") -> Message:
 
     A response of the responses API that says that it has failed, without an error, is an answer like any other.
     """
-    parsed = _object(body)
+    parsed = read_object(body)
     error = error_in(parsed)
     if error is not None:
         raise BackendError(fault_in_answer(error))
@@ -108,7 +99,7 @@ def message(body: bytes, *, api: OpenAIApi = "chat/completions") -> Message:
     else:
         is_answer = isinstance(parsed.get("data" if api == "embeddings" else "choices"), list)
     if not is_answer:
-        raise _broken(f"the answer is none of {api}")
+        raise broken(f"the answer is none of {api}")
     return Message(body=body, usage=usage_of(parsed) or Usage())
 
 
@@ -131,11 +122,7 @@ def usage_of(parsed: Mapping[str, Any]) -> Usage | None:
 
 def _count(counts: Mapping[str, Any], *names: str) -> int | None:
     """The first of these that is a number of tokens."""
-    for name in names:
-        value = counts.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return None
+    return next((found for name in names if (found := count(counts.get(name))) is not None), None)
 
 
 def _part(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
@@ -196,12 +183,12 @@ class ChatStream:
             and (b'"error"' not in payload or not _ERROR.search(payload))
         ):
             return Delta(data=payload)
-        parsed = _object(payload)
+        parsed = read_object(payload)
         error = error_in(parsed)
         if error is not None:
             raise BackendError(fault_in_answer(error))
         if has_calls and self._number_calls(parsed):
-            payload = orjson.dumps(parsed)
+            payload = rewritten(parsed)
         usage = usage_of(parsed)
         if usage is not None and self._drop_usage and not parsed.get("choices"):
             return Metered(usage=usage)
@@ -217,7 +204,7 @@ class ChatStream:
             if isinstance(calls, list):
                 numbers = self._calls.setdefault(_key(choice.get("index")), _ToolCalls())
                 if max(len(self._calls), numbers.count) > MAX_CALLS:
-                    raise _broken("the stream has too many tool calls")
+                    raise broken("the stream has too many tool calls")
                 # No short cut: every call has to be seen, as later ones may lean on it.
                 changes = [numbers.complete(call) for call in calls if isinstance(call, dict)]
                 has_changed = has_changed or any(changes)
@@ -297,15 +284,16 @@ class ResponsesStream:
         is_telling = name in _TELLING if name else _TYPED.search(payload) is not None
         if not is_telling and payload[:1] == b"{" and payload[-1:] == b"}":
             return Delta(data=payload, event=name)
-        parsed = _object(payload)
-        kind = name or str(parsed.get("type")).encode()
+        parsed = read_object(payload)
+        type_ = parsed.get("type")
+        kind = name or (type_.encode() if isinstance(type_, str) else b"")
         if kind == b"error":
             raise BackendError(fault_in_answer(error_in(parsed) or error_object(parsed)))
         response = parsed.get("response")
         if kind not in _ENDS:
             return Delta(data=payload, event=name)
         if not isinstance(response, dict):
-            raise _broken("the stream ended without a response")
+            raise broken("the stream ended without a response")
         if kind == b"response.failed" and not self._has_said:
             raise BackendError(fault_in_answer(error_in(response) or UpstreamError()))
         self.is_done = True
@@ -317,12 +305,12 @@ def _completed(feed: Callable[[bytes], list[_Event]], read: bytes) -> tuple[list
     try:
         return feed(read), None
     except SseTooLarge as error:
-        return error.complete, _broken(str(error))
+        return error.complete, broken(str(error))
 
 
 def _one_line(payload: bytes) -> bytes:
     """Several lines joined. A break inside a string is no JSON: it must not become a space there."""
-    _object(payload)
+    read_object(payload)
     return payload.replace(b"\n", b" ")
 
 
@@ -331,20 +319,6 @@ def _key(value: object) -> object:
     return value if isinstance(value, int | str) else None
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise _broken("the answer is not JSON") from error
-    if not isinstance(parsed, dict):
-        raise _broken("the answer is not a JSON object")
-    return parsed
-
-
 def _early(parser: SseParser, missing: str) -> BackendError:
     place = "between two events" if parser.at_boundary else "inside an event"
-    return _broken(f"the stream ended {place}, without {missing}")
-
-
-def _broken(text: str) -> BackendError:
-    return BackendError(Fault(kind=FaultKind.BROKEN, message=text))
+    return broken(f"the stream ended {place}, without {missing}")

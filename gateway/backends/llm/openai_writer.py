@@ -9,10 +9,16 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.core import texts
 from gateway.core.errors import BackendError, Fault, FaultKind
+from gateway.core.tokens import MOST_TOKENS
 from gateway.core.types import Delta, Message, Metered, OpenAIApi, OpenAIPayload, Usage
 
 BAD_REQUEST: Final = 400
+SMALL_JSON: Final = 1024 * 1024
+MAX_PARTS: Final = 1_000_000
+"""Lists and objects of one answer, which take half a second to be read; twenty log-probabilities for each of twenty
+thousand tokens have 840,000."""
 _OBJECTS: Final[Mapping[OpenAIApi, tuple[str, str]]] = {
     "chat/completions": ("chat.completion", "chat.completion.chunk"),
     "completions": ("text_completion", "text_completion"),
@@ -39,14 +45,14 @@ class Writer:
         document = self._document(_OBJECTS[self.api][0], said, finish_reason)
         if (counts := usage_object(usage)) is not None:
             document["usage"] = counts
-        return Message(body=orjson.dumps(document), usage=usage)
+        return Message(body=rewritten(document), usage=usage)
 
     def chunk(self, said: Mapping[str, Any], finish_reason: str | None = None) -> Delta:
         """A part of a stream; `said` is its choice's `delta` or `text`."""
         document = self._document(_OBJECTS[self.api][1], said, finish_reason)
         if self.with_usage:
             document["usage"] = None
-        return Delta(data=orjson.dumps(document))
+        return Delta(data=rewritten(document))
 
     def used(self, usage: Usage) -> Delta | Metered:
         """What ends a stream: the usage, as a chunk where the caller asked for it and all of it is known."""
@@ -54,7 +60,7 @@ class Writer:
         if not self.with_usage or counts is None:
             return Metered(usage=usage)
         document = self._document(_OBJECTS[self.api][1], {}, None) | {"choices": [], "usage": counts}
-        return Delta(data=orjson.dumps(document), usage=usage)
+        return Delta(data=rewritten(document), usage=usage)
 
     def _document(self, kind: str, said: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
@@ -92,9 +98,18 @@ def written(document: object) -> bytes:
         raise refused(text, field=None) from error
 
 
+def rewritten(document: object) -> bytes:
+    """What an endpoint sent, written anew. Raises `BackendError` BROKEN for what can be read, but not written."""
+    try:
+        return orjson.dumps(document)
+    except orjson.JSONEncodeError as error:
+        raise broken("the answer is nested too deeply, or holds numbers that are too large") from error
+
+
 def unsupported(text: str, *, field: str) -> BackendError:
     """The protocol has no counterpart to what `field` asks for; another endpoint may."""
-    return BackendError(Fault(kind=FaultKind.UNSUPPORTED, message=f"{field}: {text}", field=field))
+    message = texts.logged(f"{field}: {text}")  # a caller's own words may stand in it
+    return BackendError(Fault(kind=FaultKind.UNSUPPORTED, message=message, field=field))
 
 
 def refused(text: str, *, field: str | None) -> BackendError:
@@ -108,7 +123,9 @@ def broken(text: str) -> BackendError:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises `BackendError` BROKEN for anything else."""
+    """A JSON object. Raises `BackendError` BROKEN for anything else, and for more parts than any answer has."""
+    if len(body) > SMALL_JSON and sum(map(body.count, (b"{", b"["))) > MAX_PARTS:
+        raise broken("the answer has too many parts")
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -119,5 +136,5 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def count(value: object) -> int | None:
-    """A number of tokens; None for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A number of tokens; None for what is none, or more than any answer has."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None

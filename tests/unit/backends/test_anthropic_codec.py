@@ -81,6 +81,7 @@ def test_why_it_ended(stop_reason, finish_reason):
             Usage(input_tokens=3, output_tokens=9, reasoning_tokens=4),
         ),
         ({"input_tokens": 3, "output_tokens": None}, Usage(input_tokens=3)),
+        ({"input_tokens": 2**64 - 1, "cache_read_input_tokens": 2**64 - 1, "output_tokens": 2**63}, Usage()),
         ({"input_tokens": -1, "output_tokens": True, "cache_read_input_tokens": "x"}, Usage()),
         (None, Usage()),
     ],
@@ -98,6 +99,13 @@ def test_usage(told, usage):
     "body", [b"", b"null", b"[]", b"<html>", b"{}", b'{"content":"x"}', b'{"content":["x"]}', b"\xff"]
 )
 def test_a_200_that_is_no_answer_is_broken(body):
+    assert fault_of(encoded({}).message, body).kind is FaultKind.BROKEN
+
+
+@pytest.mark.parametrize("field", ["id", "name", "input"])
+def test_an_answer_that_cannot_be_written_anew_is_broken(field):
+    deep = b"[" * 400 + b"]" * 400
+    body = b'{"type":"message","content":[{"type":"tool_use","' + field.encode() + b'":' + deep + b"}]}"
     assert fault_of(encoded({}).message, body).kind is FaultKind.BROKEN
 
 

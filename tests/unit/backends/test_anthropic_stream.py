@@ -49,6 +49,9 @@ TALK = (
 )
 
 
+DEEP = b"[" * 400 + b"]" * 400
+
+
 def chunks(events):
     return [orjson.loads(event.data) for event in events if isinstance(event, Delta)]
 
@@ -184,6 +187,8 @@ def test_an_error_in_mid_stream_comes_behind_what_was_said(status, kind, words, 
         b'{"type":"content_block_start","index":0}',
         b'{"type":"content_block_delta","index":[],"delta":"x"}',
         b'{"type":"message_delta"}',
+        b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":' + DEEP + b"}}",
+        b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","input":' + DEEP + b"}}",
     ],
 )
 def test_an_event_that_is_none_is_broken(payload):

@@ -143,6 +143,10 @@ def test_a_response_that_failed_without_an_error_is_an_answer():
     assert fault_of(message, broken, api="responses").kind is FaultKind.FAILED
 
 
+def test_an_answer_of_too_many_parts_is_not_read():
+    assert "too many parts" in fault_of(message, b'{"choices":[' + b"{}," * 1_000_000 + b"{}]}").message
+
+
 @pytest.mark.parametrize(
     ("usage", "counted"),
     [
@@ -150,6 +154,7 @@ def test_a_response_that_failed_without_an_error_is_an_answer():
         ({"input_tokens": 3, "output_tokens": 2}, Usage(input_tokens=3, output_tokens=2)),
         ({"prompt_tokens": -1, "completion_tokens": "2"}, Usage()),
         ({"prompt_tokens": True}, Usage()),
+        ({"prompt_tokens": 2**64 - 1, "completion_tokens": 1e30}, Usage()),
         (
             {"prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 1}},
             Usage(cached_tokens=2, reasoning_tokens=1),
@@ -201,7 +206,7 @@ def test_nothing_is_parsed_that_need_not_be(monkeypatch):
     def refuse(_):
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(openai_codec, "_object", refuse)
+    monkeypatch.setattr(openai_codec, "read_object", refuse)
     plain = (
         CHUNK,
         PLAIN,
@@ -380,6 +385,17 @@ def test_odd_shapes_of_calls_pass(odd):
     assert isinstance(found, Delta)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'{"deep":' + b"[" * 400 + b"]" * 400 + b',"choices":[{"delta":{"tool_calls":[{"id":"a"}]}}]}',
+        b'{"choices":[{"delta":{"tool_calls":[{"id":"a","index":18446744073709551615},{"id":"b"}]}}]}',
+    ],
+)
+def test_calls_that_cannot_be_written_anew_are_broken(odd):
+    assert fault_of(deltas, sse(odd)).kind is FaultKind.BROKEN
+
+
 def test_calls_without_end_are_broken():
     chunks = (calls(piece("", call_id=str(number))) for number in range(2000))
     assert fault_of(deltas, sse(*chunks)).kind is FaultKind.BROKEN
@@ -437,6 +453,11 @@ def test_events_without_names_are_told_by_their_types():
 )
 def test_a_response_that_goes_wrong(stream, kind):
     assert fault_of(fed, ResponsesStream(), stream).kind is kind
+
+
+def test_a_type_that_is_no_text_is_no_end():
+    data = b'{"type":' + b"[" * 900 + b"]" * 900 + b',"item":{"type":"error"}}'
+    assert list(ResponsesStream().feed(sse(data))) == [Delta(data=data)]
 
 
 def test_an_error_after_the_first_event_ends_a_response():
