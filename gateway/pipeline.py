@@ -183,7 +183,6 @@ class Pipeline:
         self, request: InferenceRequest, plan: Plan, step: attempts.Try, walk: Walk
     ) -> AsyncGenerator[tuple[Attempt, Part], None]:
         """What the place of `step` answers, or, hedged, the place that begins first. Raises `BackendError`."""
-
         task = self.tasks[request.task]
 
         def attempt(at: attempts.Try) -> Attempt:

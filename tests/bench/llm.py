@@ -1,14 +1,15 @@
 """Streams of a real LLM server, straight and through the gateway: `python -m tests.bench.llm`.
 
-The server computes on one core, the gateway and this client share the other. Rounds take turns, straight and through
-the gateway, with the same prompts in each, and are compared prompt by prompt. The straight rounds are compared with
-each other in the same way: what differs there is the machine's and the server's own, which puts requests together as
-they come, so that its sums, and with them tokens, may differ in their last bits.
+The server computes on one core, the gateway and this client share the other. A round is straight, through the gateway
+and straight again, with the same prompts and the same delays, and is compared prompt by prompt. What differs between
+the two straight runs is the machine's and the server's own: it puts requests together as they come, a request that
+comes a moment later waits for a whole step of the others, and its sums may differ in their last bits.
 """
 
 import asyncio
 import contextlib
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,7 @@ STREAMS = 16
 TOKENS = 32
 CONTEXT = 8192  # of the server, shared out among its slots
 TIMEOUT_US = 120_000_000
+SPREAD_S = 1.0  # the callers come within this time
 FEWEST_PAIRS = 4  # of which quartiles say something
 START_S = 60
 TOPICS = (
@@ -111,9 +113,14 @@ class Way:
         pieces = [(at, text) for at, event in events[:-1] if (text := _text(event))]
         return Answer(text="".join(text for _, text in pieces), at=tuple(at for at, _ in pieces))
 
-    async def round(self, streams: int, **options: Any) -> list[Answer]:
-        """All prompts at the same time."""
-        return await asyncio.gather(*(self.ask(prompt, **options) for prompt in prompts(streams)))
+    async def round(self, delays: Sequence[float]) -> list[Answer]:
+        """One stream for each delay, which is how many seconds after the others its caller comes."""
+
+        async def one(prompt: str, delay: float) -> Answer:
+            await asyncio.sleep(delay)
+            return await self.ask(prompt)
+
+        return await asyncio.gather(*(map(one, prompts(len(delays)), delays)))
 
 
 def prompts(count: int) -> list[str]:
@@ -128,12 +135,13 @@ def _text(event: bytes) -> str:
 # --- the runs --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """What was seen: by round, by prompt."""
+    """What was seen: by round, by prompt. `again` is straight too, as are all that the others are compared with."""
 
     straight: list[list[Answer]]
     through: list[list[Answer]]
+    again: list[list[Answer]]
 
 
 async def _compared(rounds: int, streams: int) -> tuple[Table, ...]:
@@ -141,45 +149,50 @@ async def _compared(rounds: int, streams: int) -> tuple[Table, ...]:
     ours, servers = affinity[0], affinity[-1]
     os.sched_setaffinity(0, {ours})  # the gateway inherits it
     try:
-        async with _ways(servers) as (straight, through):
+        async with _ways(servers) as ways:
             with Progress(transient=True) as progress:
-                kept = await _rounds(progress, "warm", (straight, through), rounds, streams)
-                anew = await _rounds(progress, "cold", (straight, through), rounds, streams, cache_prompt=False)
-                alone = await _alone(progress, (straight, through), streams)
+                spread = await _rounds(progress, ways, rounds, lambda draw: [draw() * SPREAD_S for _ in range(streams)])
+                at_once = await _rounds(progress, ways, rounds, lambda _: [0.0] * streams)
+                alone = await _alone(progress, ways, streams)
     finally:
         os.sched_setaffinity(0, set(affinity))
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     title = f"{streams} streams of {TOKENS} tokens, {rounds} rounds each way; load average {load}"
     table = Table("", "straight", "gateway", "gateway - straight", "straight - straight", title=title)
-    for name, seen in (("prompt in the server's cache", kept), ("prompt computed anew", anew)):
-        _add_rows(table, name, seen)
-    same = Table("one at a time", "", title="the same text, by prompt")
-    same.add_row("gateway as straight", f"{_same(alone.straight[:1], alone.through)}")
-    same.add_row("straight as straight", f"{_same(alone.straight[:1], alone.straight[1:])}")
-    return table, same
+    _add_rows(table, f"callers come within {SPREAD_S:g} s", spread)
+    _add_rows(table, "callers come at once", at_once)
+    table.add_section()
+    table.add_row("[bold]one at a time, prompts computed anew")
+    _add_same(table, alone)
+    return (table,)
 
 
 async def _rounds(
-    progress: Progress, name: str, ways: Sequence[Way], rounds: int, streams: int, **options: Any
+    progress: Progress,
+    ways: Sequence[Way],
+    rounds: int,
+    delays: Callable[[Callable[[], float]], list[float]],
 ) -> Rounds:
-    """The two ways take turns; the first round of each is thrown away."""
-    seen: tuple[list[list[Answer]], list[list[Answer]]] = ([], [])
-    for number in progress.track(range(rounds + 1), description=name):
-        for way, answers in zip(ways, seen, strict=True):
-            found = await way.round(streams, **options)
+    """Straight, through the gateway, straight again, with the same delays; the first round is thrown away."""
+    straight, through = ways
+    seen: tuple[list[list[Answer]], ...] = ([], [], [])
+    for number in progress.track(range(rounds + 1), description="together"):
+        drawn = delays(random.Random(number).random)  # noqa: S311 - no secret
+        for way, answers in zip((straight, through, straight), seen, strict=True):
+            found = await way.round(drawn)
             if number:
                 answers.append(found)
-    return Rounds(*seen)
+    return Rounds(straight=seen[0], through=seen[1], again=seen[2])
 
 
 async def _alone(progress: Progress, ways: Sequence[Way], streams: int) -> Rounds:
-    """One request at a time, each prompt computed anew: straight, through the gateway, and straight once more."""
+    """The same with one request at a time."""
     straight, through = ways
     runs: list[list[Answer]] = []
     for way in (straight, through, straight):
         asked = progress.track(prompts(streams), description="one at a time")
         runs.append([await way.ask(prompt, cache_prompt=False) for prompt in asked])
-    return Rounds(straight=[runs[0], runs[2]], through=[runs[1]])
+    return Rounds(straight=[runs[0]], through=[runs[1]], again=[runs[2]])
 
 
 def _add_rows(table: Table, name: str, seen: Rounds) -> None:
@@ -188,8 +201,11 @@ def _add_rows(table: Table, name: str, seen: Rounds) -> None:
     table.add_row("first token, median ms", *_row(seen, lambda answer: [answer.first], statistics.median))
     table.add_row("gap between tokens, median ms", *_row(seen, lambda answer: answer.gaps, statistics.median))
     table.add_row("gap between tokens, p95 ms", *_row(seen, lambda answer: answer.gaps, p95))
-    odd, even = seen.straight[0::2], seen.straight[1::2]
-    table.add_row("same text", "", "", _same(seen.straight, seen.through), _same(odd, even))
+    _add_same(table, seen)
+
+
+def _add_same(table: Table, seen: Rounds) -> None:
+    table.add_row("same text", "", "", _same(seen.straight, seen.through), _same(seen.straight, seen.again))
 
 
 def _row(
@@ -197,7 +213,7 @@ def _row(
 ) -> list[str]:
     """The measure of each way, all rounds together, and of the paired differences the median and the middle half.
 
-    A pair is one prompt's answers in a round and in the next one, each measured for itself.
+    A pair is one prompt's answers in the same round, each measured for itself.
     """
 
     def of(answers: Sequence[Answer]) -> float:
@@ -215,7 +231,7 @@ def _row(
         f"{of(straight):.2f}",
         f"{of(through):.2f}",
         differences(zip(seen.straight, seen.through, strict=True)),
-        differences(pairwise(seen.straight)),
+        differences(zip(seen.straight, seen.again, strict=True)),
     ]
 
 
@@ -225,9 +241,7 @@ def p95(values: Sequence[float]) -> float:
 
 def _same(one: Sequence[list[Answer]], other: Sequence[list[Answer]]) -> str:
     """How many texts of the rounds are the same, prompt by prompt."""
-    pairs = [
-        (a.text, b.text) for left, right in zip(one, other, strict=False) for a, b in zip(left, right, strict=True)
-    ]
+    pairs = [(a.text, b.text) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)]
     return f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
 
 

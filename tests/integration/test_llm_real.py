@@ -31,6 +31,7 @@ QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "What is th
 LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 900}
 ENDLESS = {"ignore_eos": True}
 GONE_S = 20
+CLOSE_WAIT = "08"  # as Linux writes it
 STATES = ("running", "waiting")
 SCHEMA = {
     "type": "object",
@@ -59,6 +60,12 @@ class Llama:
             return await self.load() == (running, waiting)
 
         await until_async(true, timeout_s=GONE_S)
+
+    def left(self) -> int:
+        """Connections whose other side has closed them, and that it still has to close itself."""
+        port = f":{int(self.url.rpartition(':')[2]):04X}"
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(row[1].endswith(port) and row[3] == CLOSE_WAIT for row in rows)
 
     @contextlib.asynccontextmanager
     async def busy(self) -> AsyncIterator[None]:
@@ -256,7 +263,7 @@ async def test_leaving_in_mid_stream_stops_the_server(plane: Plane):
 async def test_leaving_before_the_first_word_stops_the_server(plane: Plane):
     await plane.is_idle()
     before = await plane.figure("gateway_tokens_total", direction="output")
-    reading: Any = {"messages": [{"role": "user", "content": "word " * 700}]}  # takes seconds
+    reading: Any = {"messages": [{"role": "user", "content": "word " * 400}]}  # takes seconds
     async with plane.through() as through:
         asking = asyncio.create_task(
             through.chat.completions.create(model="general_llm", stream=True, extra_body=ENDLESS, **reading)
@@ -273,11 +280,17 @@ async def test_leaving_before_the_first_word_stops_the_server(plane: Plane):
 
 async def test_leaving_a_whole_answer_stops_the_server(plane: Plane):
     await plane.is_idle()
+    asked: Any = {"model": "general_llm", **LONG, "max_tokens": 300, "extra_body": ENDLESS}  # seconds of work
+
+    async def is_left() -> bool:
+        return bool(plane.llama.left()) or await plane.llama.load() == (0, 0)
+
     async with plane.through() as through:
-        asking = asyncio.create_task(through.chat.completions.create(model="general_llm", extra_body=ENDLESS, **LONG))
+        asking = asyncio.create_task(through.chat.completions.create(**asked))
         await plane.llama.has(1, 0)
         asking.cancel()
-        await plane.is_idle()
+        await until_async(is_left, timeout_s=1)
+    await plane.is_idle()
 
 
 # --- refusals, load, a sudden end ------------------------------------------------------------------------------
