@@ -4,13 +4,13 @@ A page may be large (vLLM's is 60 kB), and is read every second: only the few li
 their names, and nothing else is parsed.
 """
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.types import EngineLoad
 
+MOST: Final = 1e9  # requests, or a share of a cache: what is above is none
 _LINE = re.compile(rb"(\{[^\n]*\})?[ \t]+([^\s]+)")  # labels and value, behind a name
 
 
@@ -96,4 +96,4 @@ def _number(text: bytes) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= MOST else None  # NaN neither

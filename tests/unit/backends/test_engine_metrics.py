@@ -72,6 +72,9 @@ def test_several_engines_are_summed_and_the_fullest_cache_counts():
 def test_values_that_are_no_load_are_left_out():
     page = b"vllm:num_requests_running 1e1 1796013856000\nvllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n"
     assert load_in(page + b"vllm:kv_cache_usage_perc +Inf\n") == EngineLoad(running=10, waiting=0)
+    assert load_in(b"vllm:num_requests_running 1e308\n" * 2 + b"vllm:num_requests_running 3\n") == EngineLoad(
+        running=3, waiting=0
+    )
     assert load_in(b"vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 1.5\n") == EngineLoad(
         running=1, waiting=0, kv_used=1.0
     )
