@@ -26,15 +26,20 @@ _LLAMA3: Final = (
     "{% endfor %}"
     "<|start_header_id|>assistant<|end_header_id|>{{ '\n\n' }}"
 )
-# No role for system prompts: they stand before the words of the next user.
+# No role for system prompts: they stand before the words of the next user. Each is looked for where it stands: a text
+# that grew with every one would be copied as often.
 _MISTRAL: Final = (
-    "{% set ns = namespace(system='') %}"
+    "{% set ns = namespace(seen=0) %}"
+    "{% macro system_until(end) %}"
+    "{% for message in messages[ns.seen:end] if message.role == 'system' %}{{ message.content }}\n\n{% endfor %}"
+    "{% set ns.seen = end %}"
+    "{% endmacro %}"
     "{% for message in messages %}"
-    "{% if message.role == 'system' %}{% set ns.system = ns.system + message.content + '\n\n' %}"
-    "{% elif message.role == 'user' %}[INST] {{ ns.system }}{{ message.content }} [/INST]{% set ns.system = '' %}"
-    "{% else %} {{ message.content }}</s>{% endif %}"
+    "{% if message.role == 'user' %}[INST] {{ system_until(loop.index) }}{{ message.content }} [/INST]"
+    "{% elif message.role == 'assistant' %} {{ message.content }}</s>{% endif %}"
     "{% endfor %}"
-    "{% if ns.system %}[INST] {{ ns.system | trim }} [/INST]{% endif %}"
+    "{% set left = system_until(messages | length) %}"
+    "{% if left %}[INST] {{ left | trim }} [/INST]{% endif %}"
 )
 BUILT_IN: Final[Mapping[str, str]] = MappingProxyType({"chatml": _CHATML, "llama3": _LLAMA3, "mistral": _MISTRAL})
 _EOS: Final[Mapping[str, str]] = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>"}

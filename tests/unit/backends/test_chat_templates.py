@@ -44,6 +44,19 @@ def test_a_system_prompt_alone_is_not_lost():
     assert load("mistral").prompt(TURNS[:1]) == "[INST] Be brief. [/INST]"
 
 
+def test_system_prompts_stand_before_the_next_user_wherever_they_come():
+    said = [("system", "a"), ("assistant", "b"), ("system", "c"), ("user", "d"), ("user", "e"), ("system", "f")]
+    prompt = load("mistral").prompt([{"role": role, "content": content} for role, content in said])
+    assert prompt == " b</s>[INST] a\n\nc\n\nd [/INST][INST] e [/INST][INST] f [/INST]"
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])
+@pytest.mark.timeout(20)  # where each copied all before it, these would take minutes
+def test_many_messages_cost_no_more_than_their_length(name):
+    prompt = load(name).prompt([{"role": "system", "content": "x" * 1000}] * 30_000)
+    assert prompt.count("x") == 30_000_000
+
+
 PUBLISHED = """{{ bos_token }}{% for m in messages %}
     {%- if m['role'] == 'system' %}{{ raise_exception('No system prompts here') }}{% endif %}
     {%- if m.role == 'assistant' %}{% continue %}{% endif %}
