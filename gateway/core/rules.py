@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeVar, get_args
 
+import orjson
+
 from gateway.core.types import Place, Speech
 
 ANY = "*"
@@ -270,11 +272,13 @@ def _parameters(entry: object, at: str) -> Mapping[str, Any]:
             raise RuleError(f"{at}.{name}: is not a target's to set")
     try:
         text = json.dumps(fields, allow_nan=False)
+        written: Mapping[str, Any] = json.loads(text)  # with texts as names: YAML has numbers too, as in `logit_bias`
+        orjson.dumps(written)  # as requests will be: it takes no number beyond 64 bits, and no 255 levels
     except (TypeError, ValueError, RecursionError):
         raise RuleError(f"{at}: must be JSON: texts, numbers, lists, mappings") from None
     if len(text) > MAX_PARAMETERS_BYTES:
         raise RuleError(f"{at}: is over {MAX_PARAMETERS_BYTES} bytes")
-    return fields
+    return written
 
 
 def _targets_document(targets: Iterable[Target]) -> list[dict[str, Any]]:

@@ -30,6 +30,10 @@ B = {"backend": "local", "model": "m"}
 C = {"backend": "llm", "model": "big"}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    return {"x": nested(levels - 1)} if levels else {}
+
+
 def rule(name: str = "r", **fields: Any) -> dict[str, Any]:
     return {"name": name, "match": {"task": "embed"}, "split": [A1], **fields}
 
@@ -112,6 +116,9 @@ def refusals(made) -> list[str]:
         ([rule(split=[{**C, "parameters": {"model": "x"}}])], "rule 'r': split[0].parameters.model: is not a target's"),
         ([rule(split=[{**C, "parameters": {"x": {1, 2}}}])], "rule 'r': split[0].parameters: must be JSON"),
         ([rule(split=[{**C, "parameters": {"x": float("nan")}}])], "rule 'r': split[0].parameters: must be JSON"),
+        ([rule(split=[{**C, "parameters": {"x": 2**64}}])], "rule 'r': split[0].parameters: must be JSON"),
+        ([rule(split=[{**C, "parameters": {"x": "\ud800"}}])], "rule 'r': split[0].parameters: must be JSON"),
+        ([rule(split=[{**C, "parameters": {"x": nested(300)}}])], "rule 'r': split[0].parameters: must be JSON"),
         (
             [rule(split=[{**C, "parameters": {"x": "y" * 20_000}}])],
             "rule 'r': split[0].parameters: is over",
@@ -441,6 +448,11 @@ def test_what_a_target_says_of_a_place_is_in_the_plan():
     assert made.payload_for(big, given).body == {"messages": [], "max_tokens": 50, "stop": None}
     assert made.payload_for(small, given) is given
     assert given.body["seed"] == 7
+
+
+def test_names_in_parameters_are_texts_as_in_json():
+    (only,) = parse_rules([rule(split=[{**BIG, "parameters": {"logit_bias": {50256: -100}}}])])
+    assert only.split[0].parameters == {"logit_bias": {"50256": -100}}
 
 
 def test_a_document_says_of_a_target_only_what_was_said():
