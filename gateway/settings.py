@@ -21,6 +21,8 @@ from gateway.core.types import Limit, OpenAIApi
 PERIODS_US = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 CHAT_TEMPLATES = ("chatml", "llama3", "mistral")  # those that are built in
 MAX_WINDOW_US = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
+_URL = re.compile(r"https?://[\x21-\x7e]+", re.IGNORECASE)  # what a request line can hold
+_FRAMING = frozenset(("connection", "content-length", "transfer-encoding"))
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\}")
 LOCAL_SOCKET_ENV = "GATEWAY_LOCAL_SOCKET"  # set by `gateway serve` for its workers, where they share one runtime
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: the exit status where starting again would not help
@@ -103,13 +105,22 @@ class _LLMEndpoint(_Backend):
     @field_validator("base_url")
     @classmethod
     def _are_urls(cls, value: str) -> str:
-        found = [urlsplit(part) for part in value.split(",")]
-        if any(
-            u.scheme not in ("http", "https") or not u.hostname or u.query or u.fragment or u.username for u in found
-        ):
-            raise ValueError("must be http(s) URLs without user, query or fragment")
-        if len(set(value.split(","))) < len(found):
+        parts = [part.strip() for part in value.split(",")]
+        found = [(urlsplit(part), _URL.fullmatch(part)) for part in parts]
+        if any(not fits or not u.hostname or u.query or u.fragment or u.username for u, fits in found):
+            raise ValueError("must be http(s) URLs in plain ASCII without user, query or fragment")
+        if not all(u.port is None or u.port for u, _ in found):  # raises ValueError above 65535, and for no number
+            raise ValueError("no server has the port 0")
+        if len(set(parts)) < len(parts):
             raise ValueError("names one endpoint twice")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _are_headers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name in value:
+            if name.lower() in _FRAMING:
+                raise ValueError(f"'{name}' is not to be set: it belongs to the connection")
         return value
 
     @property
@@ -127,7 +138,9 @@ class OpenAISettings(_LLMEndpoint):
 
     kind: Literal["openai"]
     apis: tuple[OpenAIApi, ...] = Field(
-        default=("chat/completions", "completions", "embeddings"), description="those that it has, by their paths"
+        default=("chat/completions", "completions", "embeddings"),
+        min_length=1,
+        description="those that it has, by their paths",
     )
 
 

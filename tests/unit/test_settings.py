@@ -104,6 +104,14 @@ def test_a_variable_that_is_not_set_and_has_no_default_is_a_fault(tmp_path):
         ("{kind: openai, base_url: 'http://h/v1?x=1'}", "must be http(s) URLs"),
         ("{kind: openai, base_url: 'ftp://h/v1'}", "must be http(s) URLs"),
         ("{kind: openai, base_url: 'http://user:secret@h/v1'}", "must be http(s) URLs"),
+        ("{kind: openai, base_url: 'http://h/v1,'}", "must be http(s) URLs"),
+        ("{kind: openai, base_url: 'http://h/v1 x'}", "must be http(s) URLs"),
+        ("{kind: openai, base_url: 'http://h/vü'}", "must be http(s) URLs"),
+        ("{kind: openai, base_url: 'http://h:0/v1'}", "llm.base_url: no server has the port 0"),
+        ("{kind: openai, base_url: 'http://h:99999/v1'}", "llm.base_url: Port out of range"),
+        ("{kind: openai, base_url: 'http://h/v1, http://h/v1'}", "llm.base_url: names one endpoint twice"),
+        ("{kind: openai, base_url: 'http://h/v1', headers: {Content-Length: '5'}}", "llm.headers: 'Content-Length'"),
+        ("{kind: openai, base_url: 'http://h/v1', apis: []}", "llm.apis: Tuple should have at least 1 item"),
     ],
 )
 def test_addresses_are_checked(tmp_path, backend, told):
