@@ -213,10 +213,11 @@ class Pipeline:
                 yield winner, part
 
     def _hedge_after_us(self, request: InferenceRequest, plan: Plan, step: attempts.Try, walk: Walk) -> int | None:
-        """After how long without a first token a second copy is sent; None where none is."""
+        """After how long without a first part a second copy is sent; None where none is."""
         if not plan.hedge or walk.faults or request.priority != "interactive" or len(plan.candidates) == 1:
             return None
-        return self.loads.standing(step.place, now_us=self.clock()).usual_first_token_us
+        standing = self.loads.standing(step.place, now_us=self.clock())
+        return standing.usual_first_token_us if request.stream else standing.usual_whole_us
 
     def plan(self, request: InferenceRequest, walk: Walk | None = None) -> Plan:
         """Where `request` goes now."""

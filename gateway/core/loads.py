@@ -40,7 +40,8 @@ class Standing:
         requests / tokens: in flight at its server, whichever the model; tokens are prompts and the most they ask for.
         own_requests: of those requests, the ones for this place's model.
         first_token_us: the mean time to the first token of streams; None where it is not known now.
-        usual_first_token_us: 95 of 100 begin within that; None with fewer than 20 samples.
+        usual_first_token_us: 95 of 100 streams begin within that; None with fewer than 20 samples.
+        usual_whole_us: 95 of 100 answers that come whole take no longer; None with fewer than 20 samples.
         nano_usd_per_token: what an output token has cost there; None where nothing was paid yet.
         since_sent_us: since the last request was sent there; None where there was none.
     """
@@ -50,6 +51,7 @@ class Standing:
     own_requests: int = 0
     first_token_us: float | None = None
     usual_first_token_us: int | None = None
+    usual_whole_us: int | None = None
     nano_usd_per_token: float | None = None
     since_sent_us: int | None = None
 
@@ -91,6 +93,33 @@ class _Server:
 
 
 @dataclass(slots=True)
+class _Usual:
+    """How long the last of one kind took, and which is the 95th percentile of that."""
+
+    samples: deque[int] = field(default_factory=deque)
+    in_order: list[int] = field(default_factory=list)
+    added_us: int = 0
+
+    def add(self, took_us: int, now_us: int) -> None:
+        """One more."""
+        if now_us - self.added_us > USUAL_FOR_US:
+            self.samples.clear()
+            self.in_order.clear()
+        self.added_us = now_us
+        if len(self.samples) == SAMPLES:
+            del self.in_order[bisect_left(self.in_order, self.samples.popleft())]
+        self.samples.append(took_us)
+        insort(self.in_order, took_us)
+
+    def us(self, now_us: int) -> int | None:
+        """The percentile, by the nearest rank; None where too few are known, or none of late."""
+        count = len(self.in_order)
+        if count < FEWEST_SAMPLES or now_us - self.added_us > USUAL_FOR_US:
+            return None
+        return self.in_order[math.ceil(0.95 * count) - 1]
+
+
+@dataclass(slots=True)
 class _Record:
     """What is remembered of a place."""
 
@@ -98,8 +127,8 @@ class _Record:
     sent_us: int = 0
     first_token_us: float = 0.0
     measured_us: int | None = None
-    samples: deque[int] = field(default_factory=deque)
-    in_order: list[int] = field(default_factory=list)
+    streams: _Usual = field(default_factory=_Usual)
+    wholes: _Usual = field(default_factory=_Usual)
     nano_usd: float = 0.0
     paid_tokens: float = 0.0
 
@@ -110,19 +139,8 @@ class _Record:
         else:
             weight = max(LEAST_WEIGHT, 1 - math.exp(-max(0, since_us) / TAU_US))
             self.first_token_us += weight * (first_token_us - self.first_token_us)
-        if since_us is not None and since_us > USUAL_FOR_US:
-            self.samples.clear()
-            self.in_order.clear()
         self.measured_us = now_us
-        if len(self.samples) == SAMPLES:
-            del self.in_order[bisect_left(self.in_order, self.samples.popleft())]
-        self.samples.append(first_token_us)
-        insort(self.in_order, first_token_us)
-
-    def usual_us(self) -> int | None:
-        """The 95th percentile, by the nearest rank."""
-        count = len(self.in_order)
-        return None if count < FEWEST_SAMPLES else self.in_order[math.ceil(0.95 * count) - 1]
+        self.streams.add(first_token_us, now_us)
 
 
 class LoadBoard:
@@ -145,13 +163,21 @@ class LoadBoard:
         return Sending(place=place, tokens=tokens, sent_us=now_us, clock_us=clock_us)
 
     def began(self, sending: Sending, *, now_us: int, is_stream: bool) -> None:
-        """Its first part has come; that of a stream tells how fast the place is. Said again, it changes nothing."""
+        """Its first part has come, which may be the whole. Only a stream's tells how soon the place has a first token.
+
+        Said again, it changes nothing.
+        """
         if sending.has_begun or not sending.is_open:
             return
         sending.has_begun = True
         record = self._records.get(sending.place)
-        if is_stream and record is not None:
-            record.measure(max(0, now_us - sending.sent_us), now_us)
+        if record is None:
+            return
+        took_us = max(0, now_us - sending.sent_us)
+        if is_stream:
+            record.measure(took_us, now_us)
+        else:
+            record.wholes.add(took_us, now_us)
 
     def share(self, sending: Sending, *, now_us: int) -> int:
         """The request's share of its server's time so far, in microseconds; 0 once it has ended."""
@@ -192,13 +218,14 @@ class LoadBoard:
         requests, tokens = (server.requests, server.tokens) if server else (0, 0)
         if record is None:
             return Standing(requests=requests, tokens=tokens)
-        age_us = USUAL_FOR_US + 1 if record.measured_us is None else now_us - record.measured_us
+        is_known = record.measured_us is not None and now_us - record.measured_us <= STALE_US
         return Standing(
             requests=requests,
             tokens=tokens,
             own_requests=record.requests,
-            first_token_us=record.first_token_us if age_us <= STALE_US else None,
-            usual_first_token_us=record.usual_us() if age_us <= USUAL_FOR_US else None,
+            first_token_us=record.first_token_us if is_known else None,
+            usual_first_token_us=record.streams.us(now_us),
+            usual_whole_us=record.wholes.us(now_us),
             nano_usd_per_token=record.nano_usd / record.paid_tokens if record.paid_tokens else None,
             since_sent_us=max(0, now_us - record.sent_us),
         )

@@ -83,8 +83,8 @@ class Rule:
 
     Attributes:
         retries: further rounds over places that failed for a moment, each after a pause.
-        hedge: an interactive request that has no first token after the usual time (the 95th percentile) is sent to the
-            next place too, and whichever begins first answers.
+        hedge: an interactive request that has no first part after the usual time (the 95th percentile, of streams or
+            of whole answers as it is one) is sent to the next place too, and whichever begins first answers.
     """
 
     name: str

@@ -166,19 +166,20 @@ async def test_when_the_budget_is_used_up_the_fault_is_told(stream):
 # --- hedging ----------------------------------------------------------------------------------------
 
 
-def usual(gw: Harness, *, first_token_us: int) -> None:
-    """As if streams at `up1` had begun after that long, of late."""
+def usual(gw: Harness, *, us: int, is_stream: bool) -> None:
+    """As if answers at `up1`, streamed or whole, had begun after that long, of late."""
     board, now_us = gw.pipeline.loads, monotonic_us()
     for _ in range(20):
-        sending = board.sent(UP1, tokens=1, now_us=now_us - first_token_us)
-        board.began(sending, now_us=now_us, is_stream=True)
+        sending = board.sent(UP1, tokens=1, now_us=now_us - us)
+        board.began(sending, now_us=now_us, is_stream=is_stream)
         board.ended(sending, now_us=now_us)
 
 
 @contextlib.asynccontextmanager
 async def hedged(*ups, **fields):
     async with llm_plane(*ups, rules=[pool_rule(len(ups), "ordered", hedge=True, fallback=[], **fields)]) as gw:
-        usual(gw, first_token_us=20_000)
+        for is_stream in (False, True):
+            usual(gw, us=20_000, is_stream=is_stream)
         yield gw
 
 
@@ -230,6 +231,14 @@ async def test_a_refusal_of_one_copy_is_told_at_once_and_no_third_place_is_asked
         await ups[0].requests[0].left.wait()
         assert [len(up.requests) for up in ups] == [1, 1, 0]
         await until(lambda: not gw.loads)
+
+
+async def test_a_whole_answer_is_not_late_when_a_stream_would_have_begun():
+    up1, up2 = Upstream([Pause(0.1), *script("one", stream=False)]), Upstream(script(stream=False))
+    async with llm_plane(up1, up2, rules=[pool_rule(2, "ordered", hedge=True, fallback=[])]) as gw:
+        usual(gw, us=1_000, is_stream=True)
+        assert await backend_of(gw, stream=False) == "up1"
+        assert not up2.requests
 
 
 @both

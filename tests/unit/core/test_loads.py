@@ -16,9 +16,9 @@ C = Place(backend="x", model="m", replica="two:1")
 S = 1_000_000
 
 
-def measured(board: LoadBoard, first_token_us: int, *, now_us: int, place: Place = A) -> None:
+def measured(board: LoadBoard, first_token_us: int, *, now_us: int, place: Place = A, is_stream: bool = True) -> None:
     sending = board.sent(place, tokens=1, now_us=now_us - first_token_us)
-    board.began(sending, now_us=now_us, is_stream=True)
+    board.began(sending, now_us=now_us, is_stream=is_stream)
     board.ended(sending, now_us=now_us)
 
 
@@ -105,7 +105,18 @@ def test_the_usual_time_is_that_of_the_last_hundred(samples: list[int]):
     for us in samples:
         measured(board, us, now_us=5000)
     assert board.standing(A, now_us=5000).usual_first_token_us == sorted(samples[-SAMPLES:])[94]
-    assert len(board._records[A].in_order) == len(board._records[A].samples) == SAMPLES
+    kept = board._records[A].streams
+    assert len(kept.in_order) == len(kept.samples) == SAMPLES
+
+
+def test_what_is_usual_for_whole_answers_is_told_apart_from_first_tokens():
+    board = LoadBoard()
+    for us in range(1, 21):
+        measured(board, us, now_us=1000)
+        measured(board, 30 * us, now_us=1000, is_stream=False)
+    standing = board.standing(A, now_us=1000)
+    assert (standing.usual_first_token_us, standing.usual_whole_us) == (19, 570)
+    assert board.standing(A, now_us=1001 + USUAL_FOR_US).usual_whole_us is None
 
 
 def test_what_was_usual_is_forgotten():
