@@ -72,6 +72,7 @@ class Attempt:
         first_part_us: from the request's arrival to the first part of a streamed answer.
         usage: final, with its cost, once the answers have ended, whichever way.
         is_sent / has_begun / has_failed: the backend has the request; a part of its answer has come; it failed.
+        is_turned_away: it failed before the place had any work with it.
         work: what a generative request will take, where the choice of the place had to know it.
     """
 
@@ -90,6 +91,7 @@ class Attempt:
     is_sent: bool = False
     has_begun: bool = False
     has_failed: bool = False
+    is_turned_away: bool = False
     _last_wait_us: int = 0
     _form: Form | None = None
     _generative: "_Generative | None" = None
@@ -255,6 +257,7 @@ class Attempt:
             # An LLM's answer to another task: the refused body was ours, and not the caller's.
             fault = replace(fault, kind=FaultKind.FAILED, status=0)
         failed.fault = located(fault, self.task.contract.tensor_fields)
+        self.is_turned_away = attempts.is_turned_away(fault, is_sent=self.is_sent)
         now_us = self.on.clock()
         if self.is_sent and fault.kind is FaultKind.OVERLOADED and fault.retry_after_us is not None:
             board.cool(place, until_us=now_us + min(fault.retry_after_us, attempts.LONGEST_COOLING_US))

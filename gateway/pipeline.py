@@ -171,7 +171,7 @@ class Pipeline:
                 await asyncio.sleep(step.pause_us / 1e6)
             if reason := self.why_not(step.place):  # health has moved on since the plan was made
                 walk.faults.append(Fault(kind=FaultKind.SKIPPED, message=reason, place=step.place))
-            elif self._budget(request).take(self.clock()):
+            elif walk.attempts[-1].is_turned_away or self._budget(request).take(self.clock()):
                 return step
             else:
                 raise attempts.told(walk.faults)

@@ -217,7 +217,7 @@ def _again(plan: Plan, faults: Sequence[Fault], *, left_us: int, attempt_timeout
 
 
 class RetryBudget:
-    """How many further attempts requests may make: a share of the traffic, not a count for each request.
+    """How many further attempts requests may make after failures: a share of the traffic, no count for each request.
 
     A token bucket after Finagle's `RetryBudget` (Twitter): each request puts `RETRY_SHARE` in, each second
     `RETRIES_PER_S`, each further attempt takes one out. When everything fails, the load on what is left grows by that
@@ -245,6 +245,14 @@ class RetryBudget:
 RETRY_SHARE: Final = 0.2  # Finagle's default
 RETRIES_PER_S: Final = 10.0  # the same
 RETRY_RESERVE: Final = 1000.0
+
+
+def is_turned_away(fault: Fault, *, is_sent: bool) -> bool:
+    """Whether a place had no work with a request that it did not take.
+
+    Going on to the next one is then the rule's own way and adds no load: no budget bounds it.
+    """
+    return not is_sent or fault.kind in (FaultKind.UNSUPPORTED, FaultKind.CONTEXT_TOO_LONG)
 
 
 def _kills(faults: Sequence[Fault]) -> bool:

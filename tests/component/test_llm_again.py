@@ -163,6 +163,34 @@ async def test_when_the_budget_is_used_up_the_fault_is_told(stream):
         assert await backend_of(gw, stream=stream) == "up2"
 
 
+@both
+async def test_going_on_from_a_place_that_had_no_work_with_it_takes_nothing_from_the_budget(stream):
+    lacks = error_reply(501, {"message": "this does not support images", "type": "t", "param": None, "code": None})
+    rule = chat_rule(2)
+    rule["split"][0]["context_tokens"], rule["fallback"][0]["context_tokens"] = 1000, 2000
+    for turned_away in (lacks, error_reply(400, TOO_LONG)):
+        up1, up2 = Upstream(turned_away), Upstream(script(stream=stream))
+        async with llm_plane(up1, up2, rules=[rule]) as gw:
+            budget = gw.pipeline.budgets[TASK] = RetryBudget()
+            while budget.take(monotonic_us()):
+                pass
+            assert [await backend_of(gw, stream=stream) for _ in range(3)] == ["up2"] * 3
+
+
+@both
+async def test_a_place_whose_queue_here_is_full_passes_all_that_is_too_much_for_it_on(stream):
+    up1, up2 = Upstream([HOLD]), Upstream(script(stream=stream))
+    async with llm_plane(up1, up2, max_in_flight=1, max_queue_size=0) as gw:
+        budget = gw.pipeline.budgets[TASK] = RetryBudget()
+        while budget.take(monotonic_us()):
+            pass
+        holding = asyncio.create_task(gw.post(CHAT, asked(stream=stream)))
+        await up1.request(0)
+        assert [await backend_of(gw, stream=stream) for _ in range(3)] == ["up2"] * 3
+        holding.cancel()
+        await asyncio.wait([holding])
+
+
 # --- hedging ----------------------------------------------------------------------------------------
 
 
