@@ -177,9 +177,13 @@ def _untried(plan: Plan, faults: Sequence[Fault]) -> Sequence[Place]:
     if not faults:
         return plan.candidates
     tried = {fault.place for fault in faults}
-    left = [place for place in plan.candidates if place not in tried]
+    return _large_enough(plan, faults, [place for place in plan.candidates if place not in tried])
+
+
+def _large_enough(plan: Plan, faults: Sequence[Fault], places: Sequence[Place]) -> Sequence[Place]:
+    """Those that take more than what has turned out to be too little."""
     too_short = [plan.context(f.place) for f in faults if f.kind is FaultKind.CONTEXT_TOO_LONG and f.place]
-    return [place for place in left if plan.context(place) > max(too_short)] if too_short else left
+    return [place for place in places if plan.context(place) > max(too_short)] if too_short else places
 
 
 def second_attempt(
@@ -202,14 +206,21 @@ def _again(plan: Plan, faults: Sequence[Fault], *, left_us: int, attempt_timeout
     """A further round, if the rule has one and a place's fault may have passed."""
     rounds = Counter(fault.place for fault in faults)
     last = {fault.place: fault for fault in faults}
+    asks_us = {place: fault.retry_after_us or 0 for place, fault in last.items()}
     passing = [
-        p for p in plan.candidates if p in last and CONSEQUENCES[last[p].kind].passes and rounds[p] <= plan.retries
+        p
+        for p in _large_enough(plan, faults, plan.candidates)
+        if p in last
+        and CONSEQUENCES[last[p].kind].passes
+        and rounds[p] <= plan.retries
+        and asks_us[p] <= left_us - MIN_ATTEMPT_US
     ]
     if not passing:
         return GiveUp(error=told(faults))
-    place = min(passing, key=lambda p: rounds[p])  # the first of those that were tried least
+    # The first of those that were tried least, and of these of those that may be tried soonest.
+    place = min(passing, key=lambda p: (rounds[p], asks_us[p]))
     longest_us = min(FIRST_PAUSE_US << (rounds[place] - 1), LONGEST_PAUSE_US)
-    pause_us = max(int(longest_us * draw()), last[place].retry_after_us or 0)
+    pause_us = max(int(longest_us * draw()), asks_us[place])
     left_us -= pause_us
     if left_us < MIN_ATTEMPT_US:
         return GiveUp(error=told(faults))

@@ -216,6 +216,31 @@ def test_a_round_goes_in_the_plans_order_and_leaves_out_what_will_not_pass():
     assert isinstance(again([FaultKind.REFUSED_INPUT], retries=3), GiveUp)
 
 
+def test_a_round_goes_where_it_may_begin_soonest_and_not_where_the_time_would_be_over():
+    full = Fault(kind=FULL, message="m", place=A, retry_after_us=5_000_000)
+    away = Fault(kind=AWAY, message="m", place=B)
+
+    def after(*faults, deadline_us=10**8):
+        made = replace(plan(A, B), retries=2)
+        return next_attempt(made, faults, now_us=0, deadline_us=deadline_us, attempt_timeout_us=300_000)
+
+    assert after(full, away).place == B
+    assert after(full, away, away).place == A
+    assert after(full, away, away, deadline_us=4_000_000).place == B
+    assert isinstance(after(full, away, away, away, deadline_us=4_000_000), GiveUp)
+
+
+def test_a_round_leaves_out_what_is_too_small():
+    made = replace(plan(A, B), retries=1, targets={B: Target(backend="b", model="m", context_tokens=1000)})
+    faults = [
+        Fault(kind=FULL, message="m", place=A),
+        Fault(kind=FaultKind.CONTEXT_TOO_LONG, message="too long", place=B),
+    ]
+    given_up = next_attempt(made, faults, now_us=0, deadline_us=10**8, attempt_timeout_us=300_000)
+    assert isinstance(given_up, GiveUp)
+    assert given_up.error.detail == "too long"
+
+
 # --- the budget ------------------------------------------------------------------------------------
 
 
