@@ -83,7 +83,7 @@ class Prober:
         named = frozenset(one for place in places(rules) for one in self._replicas_of(place))
         servers = {server_of(place) for place in named}
         called = self._called(named, servers)
-        self._board.keep_only(named | servers | called)
+        self._board.keep_only(named | servers | called, now_us=self._clock())
         self._loads.keep_only(named | called)
         out = {place for place in servers | called if self._board.of(place).open_until_us is not None}
         probed = {p for p in named | out if p.backend in self._backends and self._backends[p.backend].is_probed}

@@ -172,10 +172,14 @@ class BreakerBoard:
         else:
             self._put(place, breaker.probe_failed(now_us, fault=fault))
 
-    def keep_only(self, places: Collection[Place]) -> None:
-        """Forget places that no rule names any more."""
+    def keep_only(self, places: Collection[Place], *, now_us: int) -> None:
+        """Forget places that no rule names any more. What asked to wait is kept until then, if its server is named."""
         self._breakers = {place: breaker for place, breaker in self._breakers.items() if place in places}
-        self._cooling = {place: until_us for place, until_us in self._cooling.items() if place in places}
+        self._cooling = {
+            place: until_us
+            for place, until_us in self._cooling.items()
+            if until_us > now_us and (place in places or server_of(place) in places)  # callers may name models
+        }
 
     def all(self) -> Mapping[Place, Breaker]:
         """Every breaker that has something to say, for displays and metrics."""

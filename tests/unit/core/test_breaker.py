@@ -162,7 +162,7 @@ def test_breakers_are_apart():
     for other in (replace(HERE, model="o"), replace(HERE, backend="o"), replace(HERE, version="2")):
         assert line.board.of(other).why_not(1) is None
     assert set(line.board.all()) == {HERE}
-    line.board.keep_only([])
+    line.board.keep_only([], now_us=1)
     assert line.board.all() == {}
 
 
@@ -272,5 +272,14 @@ def test_the_shortest_of_several_waits_is_told():
 def test_places_that_no_rule_names_any_more_are_forgotten():
     board = BreakerBoard()
     board.cool(HERE, until_us=1000)
-    board.keep_only([])
+    board.keep_only([], now_us=0)
     assert board.why_not(HERE, 0) is None
+
+
+def test_a_model_that_callers_name_is_left_alone_for_as_long_as_it_asked():
+    board = BreakerBoard()
+    board.cool(HERE, until_us=1000)
+    board.keep_only([server_of(HERE)], now_us=999)
+    assert board.why_not(HERE, 999) == "it asked to wait"
+    board.keep_only([server_of(HERE)], now_us=1000)
+    assert not board._cooling
