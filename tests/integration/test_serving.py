@@ -156,7 +156,7 @@ async def test_an_admin_key_loads_and_unloads_models_of_the_local_runtime(tmp_pa
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"backends": {"llm": {"kind": "openai", "base_url": "http://h/v1?x=1"}}}, "must be an http(s) URL"),
+        ({"backends": {"llm": {"kind": "openai", "base_url": "http://h/v1?x=1"}}}, "must be http(s) URLs"),
         ({"tasks": {"general_llm": {"contract": "chatt"}}}, "contract: must be one of text-embedding"),
         ({"redis": {"url": "redis://h:port/0"}}, "redis.url:"),
         (

@@ -181,8 +181,13 @@ class Raw:
     name: ClassVar[str] = "raw"
     is_sequence: ClassVar[bool] = False
     tensor_fields: ClassVar[dict[str, str]] = {}
+    speaks: ClassVar[frozenset[str]] = frozenset({"tensors"})
     input_schema: ClassVar[dict[str, Any]] = {}
     output_schema: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def forms(self):
+        return {"tensors": self}
 
     def payload(self, parsed):
         return parsed
