@@ -29,7 +29,7 @@ from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.sse import SseParser
 from gateway.core.types import Caller, InferenceRequest
 from gateway.http_server import bind
-from tests.bench import runtime, tensors
+from tests.bench import llm, runtime, tensors
 from tests.kit.upstream import completion
 
 KEY = "bench"
@@ -47,7 +47,7 @@ def main(
         "python -m venv E && E/bin/pip install mosec torch; then E/bin/python. Without it that part is skipped.",
     ),
 ) -> None:
-    """Measure; some fourteen minutes."""
+    """Measure; some seventeen minutes."""
     console = Console()
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(decisions())
@@ -56,6 +56,7 @@ def main(
     subprocess.run(sweep, check=True)
     console.print(asyncio.run(relay(seconds)))
     console.print(tensors.compared(seconds))
+    console.print(llm.compared(rounds=ROUNDS))
 
 
 def decisions() -> Table:

@@ -52,13 +52,11 @@ def main(
     streams: int = typer.Option(STREAMS, min=1, max=STREAMS, help="Streams at the same time."),
 ) -> None:
     """Measure; some three minutes on two cores."""
-    console = Console()
-    for table in compared(rounds, streams):
-        console.print(table)
+    Console().print(compared(rounds, streams))
 
 
-def compared(rounds: int, streams: int = STREAMS) -> tuple[Table, ...]:
-    """The tables; servers of its own run meanwhile."""
+def compared(rounds: int, streams: int = STREAMS) -> Table:
+    """The table; servers of its own run meanwhile."""
     return asyncio.run(_compared(rounds, streams))
 
 
@@ -144,7 +142,7 @@ class Rounds:
     again: list[list[Answer]]
 
 
-async def _compared(rounds: int, streams: int) -> tuple[Table, ...]:
+async def _compared(rounds: int, streams: int) -> Table:
     affinity = sorted(os.sched_getaffinity(0))
     ours, servers = affinity[0], affinity[-1]
     os.sched_setaffinity(0, {ours})  # the gateway inherits it
@@ -164,7 +162,7 @@ async def _compared(rounds: int, streams: int) -> tuple[Table, ...]:
     table.add_section()
     table.add_row("[bold]one at a time, prompts computed anew")
     _add_same(table, alone)
-    return (table,)
+    return table
 
 
 async def _rounds(
