@@ -6,6 +6,7 @@ not read, redirects not followed, and nothing is pipelined.
 
 import asyncio
 import zlib
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, cast
@@ -14,6 +15,7 @@ import httptools
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # also of chunk extensions or trailers in a row
 PAUSE_BYTES: Final = 256 * 1024  # unread body at which the upstream is made to wait; one network read may add to it
+PART_BYTES: Final = 64 * 1024  # of a body, at once: of the smallest events six thousand
 _AUTO_ZLIB: Final = 47  # zlib's window bits for "gzip or zlib, find out"
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -44,8 +46,9 @@ class _Answer:
 
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
-    chunks: list[bytes] = field(default_factory=list)
+    chunks: deque[bytes] = field(default_factory=deque)
     buffered: int = 0
+    is_behind: bool = False  # the last part was not all that had come
     body_bytes: int = 0
     framing_bytes: int = 0  # since the last part of the body came
     has_head: bool = False
@@ -117,10 +120,15 @@ class Connection(asyncio.Protocol):
         self._silence = self._loop.call_later(idle_s, self._look_for_silence)
 
     async def read(self) -> bytes | None:
-        """What has come of the body since the last read; None at its end. Raises `HttpError` if it is cut."""
+        """What has come of the body since the last read; None at its end. Raises `HttpError` if it is cut.
+
+        At most `PART_BYTES`, and of a body that comes faster than it is read the others get their turn after each.
+        """
         answer = self._answer
         if answer.unreadable is not None:
             raise answer.unreadable
+        if answer.is_behind:
+            await asyncio.sleep(0)
         while True:
             part = self._take()
             if part:
@@ -261,21 +269,42 @@ class Connection(asyncio.Protocol):
     # --- inside -----------------------------------------------------------------------------------
 
     def _take(self) -> bytes:
-        """What is buffered, decoded; empty if nothing is."""
+        """A part of what is buffered, decoded; empty if nothing is."""
         answer = self._answer
         inflate = answer.inflate
-        if not answer.chunks and (inflate is None or not inflate.unconsumed_tail):
-            return b""
-        raw = answer.chunks[0] if len(answer.chunks) == 1 else b"".join(answer.chunks)
-        answer.chunks.clear()
-        answer.buffered = 0
-        self._resume()
-        if inflate is None:
+        raw = b"" if inflate is None else inflate.unconsumed_tail
+        if not raw and answer.chunks:
+            raw = self._raw()
+        answer.is_behind = bool(answer.chunks)
+        if inflate is None or not raw:
             return raw
         try:  # bounded, so that a small body cannot unfold into all of the memory
-            return inflate.decompress(inflate.unconsumed_tail + raw, PAUSE_BYTES)
+            part = inflate.decompress(raw, PART_BYTES)
         except zlib.error as error:
             raise HttpError(Trouble.GARBLED, f"the body is not what its encoding says: {error}") from error
+        if inflate.unused_data:
+            raise HttpError(Trouble.GARBLED, "the body goes on after its compressed end")
+        answer.is_behind = answer.is_behind or bool(inflate.unconsumed_tail)
+        return part
+
+    def _raw(self) -> bytes:
+        """The first bytes of what is buffered, which it then is no more."""
+        answer = self._answer
+        chunk = answer.chunks.popleft()
+        if len(chunk) > PART_BYTES:
+            answer.chunks.appendleft(chunk[PART_BYTES:])
+            chunk = chunk[:PART_BYTES]
+        elif answer.chunks:
+            chunks = [chunk]
+            size = len(chunk)
+            while answer.chunks and size + len(answer.chunks[0]) <= PART_BYTES:
+                chunks.append(answer.chunks.popleft())
+                size += len(chunks[-1])
+            chunk = b"".join(chunks)
+        answer.buffered -= len(chunk)
+        if answer.buffered <= PAUSE_BYTES:
+            self._resume()
+        return chunk
 
     def _resume(self) -> None:
         if self._is_paused and self._transport is not None and not self._transport.is_closing():

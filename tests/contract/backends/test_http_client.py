@@ -132,6 +132,40 @@ async def test_a_large_body_waits_for_its_reader(client_for, monkeypatch):
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
+async def test_others_have_their_turn_while_a_body_is_read(headers, client_for):
+    body = bytes(20_000_000)
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with Upstream(reply(200, gzip.compress(body) if headers else body, headers=headers)) as up:
+        client, sizes, between = client_for(up), [], []
+        async with client.exchange("GET", "/x", timeout_us=LONG_US) as response:
+            task = asyncio.create_task(another())
+            while (part := await response.read()) is not None:
+                sizes.append(len(part))
+                between.append(turns)
+            task.cancel()
+        await client.close()
+    assert sum(sizes) == len(body)
+    assert max(sizes) <= http_connection.PART_BYTES
+    assert len(set(between)) >= len(sizes) // 2  # some parts come after a wait, which is a turn as well
+
+
+async def test_what_follows_a_compressed_body_is_no_part_of_it(client_for):
+    async with Upstream(reply(200, gzip.compress(b"x") + b"y", headers={"Content-Encoding": "gzip"})) as up:
+        client = client_for(up)
+        with pytest.raises(HttpError) as caught:
+            await get(client)
+        await client.close()
+    assert caught.value.trouble is Trouble.GARBLED
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
 async def test_a_body_over_the_bound_is_refused(headers, client_for):
     body = gzip.compress(bytes(50_000_000)) if headers else bytes(2_000_000)
     async with Upstream(reply(200, body, headers=headers)) as up:
