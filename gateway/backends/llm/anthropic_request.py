@@ -33,6 +33,7 @@ from gateway.backends.llm.openai_writer import refused, unsupported
 Block = dict[str, Any]
 
 HIGHEST_TEMPERATURE: Final = 1.0
+MAX_ARGUMENT_PARTS: Final = 100_000  # as of a body: its JSON within a text is not seen where bodies are counted
 _EFFORTS: Final = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
 _CHOICES: Final = {"auto": "auto", "none": "none", "required": "any"}
 
@@ -133,8 +134,11 @@ def _call(call: object, at: str) -> Block:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise unsupported("only calls of functions have a counterpart", field=at)
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str) and arguments.count("{") + arguments.count("[") > MAX_ARGUMENT_PARTS:
+        raise refused(f"holds more than {MAX_ARGUMENT_PARTS} lists and objects", field=f"{at}.function.arguments")
     try:
-        given = orjson.loads(function.get("arguments") or "{}")
+        given = orjson.loads(arguments)
     except orjson.JSONDecodeError as error:
         raise refused("must be a JSON object", field=f"{at}.function.arguments") from error
     if not isinstance(given, dict):

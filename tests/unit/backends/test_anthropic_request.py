@@ -196,7 +196,9 @@ def test_parts_without_a_counterpart(message, field):
     assert (fault.kind, fault.field) == (FaultKind.UNSUPPORTED, field)
 
 
-@pytest.mark.parametrize("arguments", ["{", "[]", "5", '"x"', {"city": "Rome"}, "\ud83d"])
+@pytest.mark.parametrize(
+    "arguments", ["{", "[]", "5", '"x"', {"city": "Rome"}, "\ud83d", '{"x":[' + "{}," * 100_000 + "{}]}"]
+)
 def test_arguments_that_are_no_object_are_refused(arguments):
     fault = fault_of(encoded, {"messages": [user(), {"role": "assistant", "tool_calls": [call(arguments)]}]})
     assert (fault.kind, fault.field) == (FaultKind.REFUSED_INPUT, "messages[1].tool_calls[0].function.arguments")

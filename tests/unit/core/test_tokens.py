@@ -125,6 +125,7 @@ def test_calls_of_tools_count():
     [
         (ENGLISH, estimate(ENGLISH), 1),
         ([ENGLISH, "Hi"], estimate(ENGLISH) + estimate("Hi"), 2),
+        (["x"] * 1000, 1000, 1000),  # a token each, however short
         ([1, 2, 3], 3, 1),
         ([[1, 2, 3], [4]], 4, 2),
         ([], 0, 1),
