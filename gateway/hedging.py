@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 
 from gateway.attempt import Attempt
 from gateway.core.attempts import CONSEQUENCES
@@ -53,9 +54,11 @@ async def first_to_begin(
             yield attempt, part
             part = await anext(parts, None)
     finally:
-        await _stop(runners)
-        if winner is not None:
-            await winner[1].aclose()
+        try:
+            await _stop(runners)
+        finally:
+            if winner is not None:
+                await winner[1].aclose()
 
 
 async def _first_of(parts: _Parts) -> Part | None:
@@ -63,11 +66,14 @@ async def _first_of(parts: _Parts) -> Part | None:
 
 
 async def _stop(runners: dict[_Runner, tuple[Attempt, _Parts]]) -> None:
-    """Cancel what still runs; returns when its place is free again."""
-    stopped = dict(runners)
-    runners.clear()
-    for runner in stopped:
-        runner.cancel()
-    await asyncio.gather(*stopped, return_exceptions=True)
-    for _, parts in stopped.values():
-        await parts.aclose()
+    """Cancel what still runs; returns when its place is free again.
+
+    Also where it is cancelled itself meanwhile: one that has begun at that moment would not end by itself.
+    """
+    async with AsyncExitStack() as closed:
+        for runner, (_, parts) in runners.items():
+            closed.push_async_callback(parts.aclose)
+            runner.cancel()
+        stopped = list(runners)
+        runners.clear()
+        await asyncio.gather(*stopped, return_exceptions=True)
