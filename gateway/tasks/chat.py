@@ -188,4 +188,8 @@ def _as_answer(message: Message) -> Answer:
         raise broken("the chat answer has no message") from None
     if not isinstance(found["message"], Mapping):
         raise broken("the chat answer's message is not an object")
+    try:
+        orjson.dumps(found)
+    except orjson.JSONEncodeError:
+        raise broken("the chat answer's message is nested too deeply to be written again") from None
     return Answer(output=found, usage=message.usage)

@@ -114,6 +114,14 @@ def test_a_chat_passes_what_it_does_not_know():
     assert (payload.body, payload.stream) == (body, True)
 
 
+@pytest.mark.parametrize("message", [b"5", b'{"x":' + b"[" * 400 + b"]" * 400 + b"}"])
+def test_a_chat_answer_that_cannot_be_told_in_task_form_is_broken(message):
+    parsed = Chat().parse({"messages": [{"role": "user", "content": "x"}]}, {})
+    with pytest.raises(BackendError) as caught:
+        Chat().answer(Message(body=b'{"choices":[{"message":' + message + b"}]}"), parsed)
+    assert caught.value.fault.kind is FaultKind.BROKEN
+
+
 def test_the_task_form_of_a_chat_takes_messages_and_parameters():
     messages = [{"role": "user", "content": "hi"}]
     parsed = Chat().parse({"messages": messages}, {"max_tokens": 5})
