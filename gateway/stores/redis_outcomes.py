@@ -19,6 +19,7 @@ from gateway.core.attempts import CONSEQUENCES
 from gateway.core.errors import Fault, FaultKind, RulesUnavailable
 from gateway.core.models import Outcomes
 from gateway.core.record import RequestRecord
+from gateway.core.types import Place, Route
 from gateway.stores.redis_script import UNREACHABLE
 
 FLUSH_S = 0.25
@@ -66,8 +67,9 @@ class RedisOutcomeCounter:
         for fault in record.faults:
             if fault.place and fault.place.version and _is_failure(fault):
                 self._count(fault.place.model, f"{fault.place.version}:failed")
-        if record.error is None and record.route and record.route.version:
-            self._count(record.route.model, f"{record.route.version}:answered")
+        route = record.route
+        if record.error is None and route and any(place.version and _is_at(route, place) for place in places):
+            self._count(route.model, f"{route.version}:answered")
 
     def _count(self, model: str, name: str) -> None:
         if len(self._counts) < MAX_WAITING:
@@ -117,6 +119,11 @@ class RedisOutcomes:
             version: Outcomes(requests=counts.get("answered", 0), failures=counts.get("failed", 0))
             for version, counts in found.items()
         }
+
+
+def _is_at(route: Route, place: Place) -> bool:
+    """Whether the answer came from `place`; what a server tells of its version where none was named is no match."""
+    return (route.backend, route.model, route.version) == (place.backend, place.model, place.version)
 
 
 def _is_failure(fault: Fault) -> bool:

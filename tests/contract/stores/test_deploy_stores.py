@@ -62,7 +62,8 @@ async def test_without_redis_every_call_says_so(redis_prefix):
 # --- outcomes -------------------------------------------------------------------------------------
 
 
-def record(*versions: str, faults: tuple[FaultKind, ...] = (), failed: bool = False) -> RequestRecord:
+def record(*versions: str, faults: tuple[FaultKind, ...] = (), failed: bool = False, told: str = "") -> RequestRecord:
+    """`told`: the version that the server says it answered with."""
     places = tuple(Place(backend="triton", model="m", version=version) for version in versions)
     answers = None if failed or len(faults) >= len(places) else places[len(faults)]
     return RequestRecord(
@@ -74,7 +75,7 @@ def record(*versions: str, faults: tuple[FaultKind, ...] = (), failed: bool = Fa
         error=BackendBroke("no") if failed else None,
         plan=Plan(rule="r", revision=1, candidates=places) if versions else None,
         route=answers
-        and Route(backend="triton", model="m", version=answers.version, rule="r", attempts=len(faults) + 1),
+        and Route(backend="triton", model="m", version=told or answers.version, rule="r", attempts=len(faults) + 1),
         faults=tuple(Fault(kind=kind, message="", place=p) for kind, p in zip(faults, places, strict=False)),
     )
 
@@ -91,6 +92,7 @@ async def test_attempts_are_counted_by_the_version_that_they_went_to(redis_clien
         worker.ended(record("2", faults=(FaultKind.REFUSED_INPUT,), failed=True))  # the caller's own fault
         worker.ended(record("2", failed=True))  # the caller left
         worker.ended(record("", "1"))  # no version named
+        worker.ended(record("2", "", faults=(FaultKind.REFUSED_INPUT,), told="1"))  # a fallback without a name
         worker.ended(record())  # refused before it had a plan
         worker.refused(record())
     outcomes = RedisOutcomes(redis_client, redis_prefix)
