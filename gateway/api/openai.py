@@ -80,7 +80,7 @@ async def embeddings(visit: Visit) -> Response:
         raise
     if not isinstance(answer, Answer):
         raise InternalError("a tensor answer was expected")
-    tokens = answer.usage.input_tokens or 0
+    tokens = finished.usage.input_tokens or 0  # told, or else our own estimate
     document = {
         "object": "list",
         "data": [

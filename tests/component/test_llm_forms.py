@@ -152,6 +152,14 @@ async def test_an_embeddings_endpoint_answers_for_a_triton_that_is_down():
     assert up2.requests[0].path == "/v1/embeddings"
 
 
+async def test_embeddings_of_an_endpoint_that_tells_no_usage_have_an_estimate():
+    entry = {"object": "embedding", "index": 0, "embedding": [1.0] + [0.0] * (DIMENSIONS - 1)}
+    up = Upstream(json_reply(200, {"object": "list", "data": [entry], "model": "m"}))
+    async with plane("text-embedding", up) as gw:
+        answer = await gw.post("/v1/embeddings", {"model": "text-embedding", "input": "five words of plain text"})
+    assert answer.json()["usage"]["prompt_tokens"] > 0
+
+
 async def test_an_endpoints_refusal_of_the_schema_goes_to_the_next_candidate():
     wrong = {"message": "response_format is not supported", "type": "invalid_request_error", "param": None}
     up1, up2 = Upstream(error_reply(501, wrong)), Upstream(written(label="cooking"))
