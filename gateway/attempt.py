@@ -45,21 +45,44 @@ class Plane(Protocol):
     """What an attempt needs of the pipeline that makes it."""
 
     @property
-    def backends(self) -> Mapping[str, Backend]: ...  # noqa: D102 - see `Pipeline`, here and below
+    def backends(self) -> Mapping[str, Backend]:
+        """By name."""
+        ...
+
     @property
-    def gates(self) -> Mapping[str, Gate]: ...  # noqa: D102
+    def gates(self) -> Mapping[str, Gate]:
+        """The queue before each of them."""
+        ...
+
     @property
-    def sequences(self) -> Sequences: ...  # noqa: D102
+    def sequences(self) -> Sequences:
+        """Where sequences live."""
+        ...
+
     @property
-    def board(self) -> BreakerBoard: ...  # noqa: D102
+    def board(self) -> BreakerBoard:
+        """The breakers."""
+        ...
+
     @property
-    def loads(self) -> LoadBoard: ...  # noqa: D102
+    def loads(self) -> LoadBoard:
+        """What each place has to do."""
+        ...
+
     @property
-    def prices(self) -> cost.PriceTable: ...  # noqa: D102
+    def prices(self) -> cost.PriceTable:
+        """By the token."""
+        ...
+
     @property
-    def usd_per_hour(self) -> Mapping[str, float]: ...  # noqa: D102
+    def usd_per_hour(self) -> Mapping[str, float]:
+        """Of backends that are paid by their servers' time."""
+        ...
+
     @property
-    def clock(self) -> Clock: ...  # noqa: D102
+    def clock(self) -> Clock:
+        """In microseconds."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)

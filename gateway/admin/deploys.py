@@ -88,8 +88,10 @@ class Deploys:
         """
         deploy = await self.get(deploy_id)
         if run := self._runs.get(deploy_id):
-            run[0].go_back()
-            return run[0].deploy
+            if run[0].deploy.status == "running":
+                run[0].go_back()
+                return run[0].deploy
+            await asyncio.wait({run[1]})  # it has ended, and is about to give up its claim
         if deploy.status == "running":
             raise DeployConflict(f"deploy {deploy_id} is run by another control plane")
         if deploy.status == "done":
@@ -208,9 +210,9 @@ class Deploys:
             for task in (running, renewing):
                 task.cancel()
             await asyncio.gather(running, renewing, return_exceptions=True)
-            del self._runs[deploy.id]
             with contextlib.suppress(RulesUnavailable):
                 await self._store.release(deploy.model, claimant)
+            del self._runs[deploy.id]
 
     async def _renew(self, model: str, claimant: str) -> None:
         """Keep the claim; returns when it is another's, after a time in which it could not be renewed."""

@@ -457,6 +457,30 @@ async def test_a_deploy_on_one_backend_is_rolled_back_there_alone(plane):
     await deploys.close()
 
 
+async def test_a_rollback_in_the_moment_in_which_the_deploy_ends_is_not_lost(plane, monkeypatch):
+    ending, may_end = asyncio.Event(), asyncio.Event()
+    claims = plane.another(other=ModelServerFake("other"))
+    release = claims._store.release
+
+    async def held(*claim: str) -> None:
+        ending.set()
+        await may_end.wait()
+        await release(*claim)
+
+    monkeypatch.setattr(claims._store, "release", held)
+    async with plane.over(claims) as http:
+        first = (await http.post("/models/m/deploy", json={"version": "2", "hold_s": 0, "backend": "triton"})).json()
+        await ending.wait()  # it is done, and about to give up its claim
+        asking = asyncio.create_task(http.post(f"/deploys/{first['id']}/rollback"))
+        await asyncio.wait({asking}, timeout=0.1)
+        may_end.set()
+        back = (await asking).json()
+        assert back["id"] != first["id"]
+        assert (await plane.ended(back))["status"] == "done"
+    assert plane.server.servers["a"].ready == {"1"}
+    await claims.close()
+
+
 async def test_rollbacks_of_nothing(plane):
     is_problem(await plane.http.post("/models/m/rollback"), 404, "unknown_deploy")
     is_problem(await plane.http.post("/deploys/nope/rollback"), 404, "unknown_deploy")

@@ -25,6 +25,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # Triton's OpenAI front end bounds b
 MAX_ERROR_BYTES: Final = 64 * 1024
 ERROR_BODY_S: Final = 1.0  # how long a refusal's body may stay silent
 MAX_METRICS_BYTES: Final = 4 * 1024 * 1024
+METRICS_PAUSE_S: Final = 1.5  # so every other second: llama.cpp notices that a caller left after one without work
 METRICS_AGAIN_S: Final = 60.0  # when a server that has no readable metrics is asked again
 LOAD_VALID_S: Final = 5.0  # how long what a server said of its load counts
 SETTLE_S: Final = 0.02  # how long to wait after a stream's end for the end of the body, to keep the connection
@@ -204,9 +205,8 @@ class LLMBackend:
         except HttpError as error:
             if error.trouble not in (Trouble.GARBLED, Trouble.TOO_LARGE):
                 return  # it is away, or busy: probes see to that
-        if load is None:
-            self._ask_at[replica] = now + METRICS_AGAIN_S
-        else:
+        self._ask_at[replica] = now + (METRICS_AGAIN_S if load is None else METRICS_PAUSE_S)
+        if load is not None:
             self._loads[replica] = (time.monotonic(), load)
 
     async def _refuse_unless_answer(self, response: Connection, request: Encoded) -> None:
