@@ -12,6 +12,7 @@ from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.loads import LoadBoard, Sending
 from gateway.core.routing import Plan
 from gateway.core.types import (
+    NOTHING_USED,
     Answer,
     BackendCall,
     BackendEvent,
@@ -110,7 +111,7 @@ class Attempt:
     queue_us: int | None = None
     first_part_us: int | None = None
     version: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NOTHING_USED
     is_sent: bool = False
     has_begun: bool = False
     has_failed: bool = False
@@ -205,7 +206,7 @@ class Attempt:
     def _priced(self, usage: Usage, share_us: int) -> Usage:
         """`usage` with its cost, where the place has a price: by the token, or by its server's time."""
         place = self.step.place
-        if usage == Usage():
+        if usage == NOTHING_USED:
             return usage
         per_hour = self.on.usd_per_hour.get(place.backend)
         if per_hour is not None:

@@ -14,9 +14,14 @@ _Parts = AsyncGenerator[Part, None]
 
 
 async def first_to_begin(
-    first: Attempt, second: Callable[[], Attempt | None], *, after_us: int, lost: list[Fault]
-) -> AsyncGenerator[tuple[Attempt, Part], None]:
-    """The parts of the attempt that begins first, each with it; the other one is cancelled at that moment.
+    first: Attempt,
+    second: Callable[[], Attempt | None],
+    *,
+    after_us: int,
+    won: Callable[[Attempt], None],
+    lost: Callable[[Fault], None],
+) -> AsyncGenerator[Part, None]:
+    """The parts of the attempt that begins first, which `won` is told before; the other is cancelled at that moment.
 
     `second` is asked for its attempt once `first` has not begun within `after_us`; None: there is none. The fault of
     one that fails while the other may still begin goes to `lost`; where both fail, the last one's `BackendError` is
@@ -44,14 +49,15 @@ async def first_to_begin(
                 except BackendError as failed:
                     if not runners or not CONSEQUENCES[failed.fault.kind].try_next:
                         raise
-                    lost.append(failed.fault)
+                    lost(failed.fault)
                 else:
                     winner = (attempt, parts)
                     break
         await _stop(runners)
         attempt, parts = winner
+        won(attempt)
         while part is not None:
-            yield attempt, part
+            yield part
             part = await anext(parts, None)
     finally:
         try:

@@ -31,6 +31,8 @@ from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
 from gateway.core.strategies import Option
 from gateway.core.types import (
+    ALLOWED,
+    NOTHING_USED,
     Event,
     Finished,
     InferenceRequest,
@@ -54,7 +56,7 @@ __all__ = ["Pipeline", "Task"]
 class Walk:
     """What is known of one request so far; written by the steps, read by settle. `won` is the attempt that answers."""
 
-    verdict: Verdict = field(default_factory=lambda: Verdict(allowed=True))
+    verdict: Verdict = ALLOWED
     admitted_us: int | None = None
     plan: Plan | None = None
     work: Work | None = None
@@ -62,16 +64,21 @@ class Walk:
     faults: list[Fault] = field(default_factory=list)
     won: Attempt | None = None
     route: Route | None = None
+    timing: Timing | None = None
 
     @property
     def last(self) -> Attempt | None:
         """The attempt that answers, or the one made last."""
         return self.won or (self.attempts[-1] if self.attempts else None)
 
+    def win(self, attempt: Attempt) -> None:
+        """It is the one of two that answers."""
+        self.won = attempt
+
     @property
     def usage(self) -> Usage:
         """What it used up, with its cost."""
-        return self.last.usage if self.last else Usage()
+        return self.last.usage if self.last else NOTHING_USED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +122,8 @@ class Pipeline:
                 async for event in events:
                     yield event
             error = None
-            yield Finished(usage=walk.usage, timing=self._timing(request, walk))
+            walk.timing = self._timing(request, walk)
+            yield Finished(usage=walk.usage, timing=walk.timing)
         except GatewayError as refused:
             error = refused
             error.verdict = walk.verdict
@@ -134,10 +142,11 @@ class Pipeline:
         while True:
             step = await self._next_step(request, plan, walk)
             try:
-                async with aclosing(self._answers(request, plan, step, walk)) as answers:
-                    async for attempt, part in answers:
-                        if walk.won is None:
-                            walk.won, walk.route = attempt, _route(plan, attempt, walk)
+                async with aclosing(self._parts(request, plan, step, walk)) as parts:
+                    async for part in parts:
+                        if walk.route is None:
+                            walk.won = walk.won or walk.attempts[-1]
+                            walk.route = _route(plan, walk.won, walk)
                             yield Started(route=walk.route, verdict=walk.verdict)
                         yield part
             except BackendError as failed:
@@ -179,15 +188,17 @@ class Pipeline:
     def _budget(self, request: InferenceRequest) -> RetryBudget:
         return self.budgets.setdefault(request.task, RetryBudget())
 
-    async def _answers(
-        self, request: InferenceRequest, plan: Plan, step: attempts.Try, walk: Walk
-    ) -> AsyncGenerator[tuple[Attempt, Part], None]:
+    def _parts(self, request: InferenceRequest, plan: Plan, step: attempts.Try, walk: Walk) -> AsyncGenerator[Part]:
         """What the place of `step` answers, or, hedged, the place that begins first. Raises `BackendError`."""
         task = self.tasks[request.task]
 
         def attempt(at: attempts.Try) -> Attempt:
             walk.attempts.append(Attempt(request=request, task=task, plan=plan, step=at, on=self, work=walk.work))
             return walk.attempts[-1]
+
+        after_us = self._hedge_after_us(request, plan, step, walk)
+        if after_us is None:
+            return attempt(step).answers()
 
         def second() -> Attempt | None:
             now_us = self.clock()
@@ -201,16 +212,7 @@ class Pipeline:
             )
             return attempt(other) if other and self._budget(request).take(now_us) else None
 
-        first = attempt(step)
-        after_us = self._hedge_after_us(request, plan, step, walk)
-        if after_us is None:
-            async with aclosing(first.answers()) as parts:
-                async for part in parts:
-                    yield first, part
-            return
-        async with aclosing(hedging.first_to_begin(first, second, after_us=after_us, lost=walk.faults)) as both:
-            async for winner, part in both:
-                yield winner, part
+        return hedging.first_to_begin(attempt(step), second, after_us=after_us, won=walk.win, lost=walk.faults.append)
 
     def _hedge_after_us(self, request: InferenceRequest, plan: Plan, step: attempts.Try, walk: Walk) -> int | None:
         """After how long without a first part a second copy is sent; None where none is."""
@@ -232,15 +234,19 @@ class Pipeline:
         if form is None:
             return None
 
-        def work() -> Work:
-            walk.work = Work(input_tokens=0, output_tokens=0)
+        def asked() -> OpenAIPayload:
             with contextlib.suppress(BackendError):  # an LLM cannot be asked this: the attempt at one will meet that
                 payload = form.payload(request.input)
                 if isinstance(payload, OpenAIPayload):
-                    walk.work = tokens.work_of(payload)
-            return walk.work
+                    return payload
+            return OpenAIPayload(body={})
 
-        return routing.Pool(option=self._option, work=work)
+        def option(place: Place) -> Option:
+            if walk.work is None:
+                walk.work = tokens.work_of(asked())
+            return self._option(place, walk.work)
+
+        return routing.Pool(option=option, prefix=lambda: tokens.prefix_of(asked()))
 
     def _option(self, place: Place, work: Work) -> Option:
         backend = self.backends[place.backend]
@@ -278,7 +284,7 @@ class Pipeline:
 
     def _settle(self, request: InferenceRequest, walk: Walk, error: GatewayError | None) -> None:
         """No await in here, so that a cancellation cannot cut it short."""
-        timing = self._timing(request, walk)
+        timing = walk.timing or self._timing(request, walk)
         last = walk.last
         if walk.route is None and walk.plan and last and last.is_sent and not last.has_failed:
             walk.route = _route(walk.plan, last, walk)  # the caller left before an answer: the work was done there
@@ -303,12 +309,13 @@ class Pipeline:
 
     def _timing(self, request: InferenceRequest, walk: Walk) -> Timing:
         now_us = self.clock()
-        gate_us = sum(attempt.gate_us for attempt in walk.attempts)
-        queue_us = walk.last.queue_us if walk.last else None
+        last = walk.last
+        gate_us = sum([attempt.gate_us for attempt in walk.attempts])
+        queue_us = last.queue_us if last else None
         return Timing(
             total_us=now_us - request.received_us,
             admit_us=(walk.admitted_us or now_us) - request.received_us,
-            backend_us=sum(attempt.backend_us for attempt in walk.attempts),
+            backend_us=sum([attempt.backend_us for attempt in walk.attempts]),
             queue_us=(queue_us or 0) + gate_us if gate_us else queue_us,
         )
 

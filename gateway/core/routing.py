@@ -9,7 +9,7 @@ from gateway.core import strategies
 from gateway.core.replicas import Draw, two_choices
 from gateway.core.rules import Rule, RuleSet, Target
 from gateway.core.strategies import Option
-from gateway.core.types import InferenceRequest, OpenAIPayload, Place, Work
+from gateway.core.types import InferenceRequest, OpenAIPayload, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Pool:
     """What strategies that look at the places' state have to know.
 
     Attributes:
-        option: a place as they weigh it.
-        work: what the request will take. Both are asked for only where a strategy needs them.
+        option: a place as they weigh it for this request.
+        prefix: how its prompt begins (`core.tokens.prefix_of`). Both are asked for only where a strategy needs them.
     """
 
-    option: Callable[[Place, Work], Option]
-    work: Callable[[], Work]
+    option: Callable[[Place], Option]
+    prefix: Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +132,9 @@ def _in_order(rule: Rule, primary: list[_Usable], request: InferenceRequest, sta
     places = list(dict.fromkeys(place for usable in primary for place in usable.places))
     if len(places) < 2:  # noqa: PLR2004 - nothing to choose
         return places
-    work = state.pool.work()
-    options = [state.pool.option(place, work) for place in places]
-    return [places[at] for at in strategies.ordered(rule.strategy, options, work=work, draw=state.draw)]
+    prefix = state.pool.prefix() if rule.strategy == "prefix_affinity" else b""
+    options = [state.pool.option(place) for place in places]
+    return [places[at] for at in strategies.ordered(rule.strategy, options, prefix=prefix, draw=state.draw)]
 
 
 def _telling(usables: Iterable[_Usable]) -> Mapping[Place, Target]:

@@ -12,7 +12,7 @@ from typing import Final
 from gateway.core.loads import Standing
 from gateway.core.replicas import Draw
 from gateway.core.rules import Strategy
-from gateway.core.types import EngineLoad, Place, Work
+from gateway.core.types import EngineLoad, Place
 
 TYPICAL_TOKENS: Final = 500
 """A request of others, which waits in an engine's queue: 161 tokens of prompt and 338 of answer is the mean of the
@@ -40,7 +40,7 @@ class Option:
     expected_nano_usd: int | None = None
 
 
-def ordered(strategy: Strategy, options: Sequence[Option], *, work: Work, draw: Draw) -> tuple[int, ...]:
+def ordered(strategy: Strategy, options: Sequence[Option], *, prefix: bytes, draw: Draw) -> tuple[int, ...]:
     """All indices into `options`, best first. What is equal is in random order, so that gateways do not run together.
 
     - `least_in_flight`: the fewest tokens; what the engine has from others counts too. An engine that has requests
@@ -56,27 +56,28 @@ def ordered(strategy: Strategy, options: Sequence[Option], *, work: Work, draw: 
       more than four requests, and than 1.25 times the mean, come after the others, in the same order. No prefix: as
       `least_in_flight`.
 
-    `weighted` and `ordered` do not look at places; their order is the written one.
+    `prefix` is the digest of `core.tokens.prefix_of`. `weighted` and `ordered` do not look at places; their order is
+    the written one.
     """
     order = _ORDERS.get(strategy)
-    return tuple(range(len(options))) if order is None else tuple(order(options, work, draw))
+    return tuple(range(len(options))) if order is None else tuple(order(options, prefix, draw))
 
 
-def _least_in_flight(options: Sequence[Option], _work: Work, draw: Draw) -> list[int]:
+def _least_in_flight(options: Sequence[Option], _prefix: bytes, draw: Draw) -> list[int]:
     chances = [draw() for _ in options]
     return sorted(range(len(options)), key=lambda i: (_is_saturated(options[i]), _tokens(options[i]), chances[i]))
 
 
-def _cheapest(options: Sequence[Option], work: Work, draw: Draw) -> list[int]:
+def _cheapest(options: Sequence[Option], prefix: bytes, draw: Draw) -> list[int]:
     def price(i: int) -> tuple[bool, int]:
         expected = options[i].expected_nano_usd
         return expected is None, expected or 0
 
-    return sorted(_least_in_flight(options, work, draw), key=price)
+    return sorted(_least_in_flight(options, prefix, draw), key=price)
 
 
-def _fastest(options: Sequence[Option], work: Work, draw: Draw) -> list[int]:
-    calm = _least_in_flight(options, work, draw)
+def _fastest(options: Sequence[Option], prefix: bytes, draw: Draw) -> list[int]:
+    calm = _least_in_flight(options, prefix, draw)
     measured = sorted(
         (i for i in calm if options[i].standing.is_measured),
         key=lambda i: (_is_saturated(options[i]), options[i].standing.first_token_us),
@@ -93,18 +94,18 @@ def _fastest(options: Sequence[Option], work: Work, draw: Draw) -> list[int]:
     return to_try + order
 
 
-def _prefix_affinity(options: Sequence[Option], work: Work, draw: Draw) -> list[int]:
-    if not work.prefix:
-        return _least_in_flight(options, work, draw)
+def _prefix_affinity(options: Sequence[Option], prefix: bytes, draw: Draw) -> list[int]:
+    if not prefix:
+        return _least_in_flight(options, prefix, draw)
     loads = [_requests(option) for option in options]
     bound = max(FREE_LOAD, math.ceil(LOAD_BOUND * (sum(loads) + 1) / max(1, len(options))))
     return sorted(
         range(len(options)),
-        key=lambda i: (loads[i] + 1 > bound, -_score(work.prefix, options[i].place), str(options[i].place)),
+        key=lambda i: (loads[i] + 1 > bound, -_score(prefix, options[i].place), str(options[i].place)),
     )
 
 
-_ORDERS: Final[dict[Strategy, Callable[[Sequence[Option], Work, Draw], list[int]]]] = {
+_ORDERS: Final[dict[Strategy, Callable[[Sequence[Option], bytes, Draw], list[int]]]] = {
     "least_in_flight": _least_in_flight,
     "fastest": _fastest,
     "cheapest": _cheapest,

@@ -75,26 +75,43 @@ def estimate(text: str) -> int:
 
 def work_of(payload: OpenAIPayload) -> Work:
     """What a request will take. Its body is the caller's, of which nothing is sure: no form of it raises."""
-    body = payload.body
+    body, prompts = payload.body, 1
     match payload.api:
         case "chat/completions":
-            input_tokens, prefix = _chat(body)
-            prompts = 1
+            messages = _list(body.get("messages"))
+            tools = [body.get("tools"), body.get("functions"), body.get("response_format")]
+            input_tokens = _said(messages) + len(messages) * MESSAGE_TOKENS + _written(tools)
         case "responses":
-            input_tokens, prefix = _responses(body)
-            prompts = 1
+            messages, tools = _asked(body), [body.get("tools"), body.get("text")]
+            said = [messages, body.get("instructions")]
+            input_tokens = _said(said) + len(messages) * MESSAGE_TOKENS + _written(tools)
         case _:
-            prompt = body.get("prompt" if payload.api == "completions" else "input")
-            input_tokens, prompts = _prompts(prompt)
-            prefix = _digest((_beginning(prompt),))
-    key = body.get("prompt_cache_key")
-    if isinstance(key, str) and key:
-        prefix = _digest(("key", key[:PREFIX_CHARACTERS]))
+            input_tokens, prompts = _prompts(_prompt(payload))
     if payload.api == "embeddings":
-        return Work(input_tokens=input_tokens, output_tokens=0, prefix=prefix)
+        return Work(input_tokens=input_tokens, output_tokens=0)
     choices = _positive(body.get("n"), MOST_CHOICES) or 1
     most = next((n for name in _TOKEN_FIELDS if (n := _positive(body.get(name), MOST_TOKENS))), GUESSED_OUTPUT)
-    return Work(input_tokens=input_tokens, output_tokens=min(MOST_TOKENS, most * choices * prompts), prefix=prefix)
+    return Work(input_tokens=input_tokens, output_tokens=min(MOST_TOKENS, most * choices * prompts))
+
+
+def prefix_of(payload: OpenAIPayload) -> bytes:
+    """A digest of how the prompt begins, which the requests of one conversation share; empty where nothing tells it.
+
+    A caller may name it: `prompt_cache_key`, as OpenAI's API has it.
+    """
+    body = payload.body
+    key = body.get("prompt_cache_key")
+    if isinstance(key, str) and key:
+        return _digest(("key", key[:PREFIX_CHARACTERS]))
+    match payload.api:
+        case "chat/completions":
+            tools = [body.get("tools"), body.get("functions")]
+            return _digest((_beginning(tools), *_beginnings(_list(body.get("messages")))))
+        case "responses":
+            messages = [{"role": "system", "content": body.get("instructions")}, *_asked(body)]
+            return _digest((_beginning([body.get("tools")]), *_beginnings(messages)))
+        case _:
+            return _digest((_beginning(_prompt(payload)),))
 
 
 @dataclass(slots=True)
@@ -168,22 +185,14 @@ def of_answer(body: bytes, api: OpenAIApi) -> int:
 # --- prompts ------------------------------------------------------------------------------------
 
 
-def _chat(body: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Tokens and prefix of a chat's prompt."""
-    messages = _list(body.get("messages"))
-    tools = [body.get("tools"), body.get("functions"), body.get("response_format")]
-    tokens = sum(_said(message) + MESSAGE_TOKENS for message in messages) + _written(tools)
-    return tokens, _digest((_beginning(tools[:2]), *_beginnings(messages)))
+def _asked(body: Mapping[str, Any]) -> list[Any]:
+    """The messages of the responses API."""
+    asked = body.get("input")
+    return [{"role": "user", "content": asked}] if isinstance(asked, str) else _list(asked)
 
 
-def _responses(body: Mapping[str, Any]) -> tuple[int, bytes]:
-    """The same of the responses API."""
-    asked, instructions = body.get("input"), body.get("instructions")
-    tools = [body.get("tools"), body.get("text")]
-    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else _list(asked)
-    tokens = sum(_said(message) + MESSAGE_TOKENS for message in messages) + _said(instructions) + _written(tools)
-    system, first = _beginnings([{"role": "system", "content": instructions}, *messages])
-    return tokens, _digest((_beginning(tools[:1]), system, first))
+def _prompt(payload: OpenAIPayload) -> object:
+    return payload.body.get("prompt" if payload.api == "completions" else "input")
 
 
 def _beginnings(messages: list[Any]) -> tuple[str, str]:
@@ -255,7 +264,7 @@ def _texts(value: object, *, with_keys: bool, with_media: bool = False) -> Itera
                 yield one
             else:
                 yield f"{len(one)}:{one[:256]}" if with_media else None
-        elif isinstance(one, Mapping):
+        elif isinstance(one, dict):
             if not with_keys and _is_media(one):
                 yield None
             else:

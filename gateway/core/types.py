@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +168,10 @@ class Work:
     Attributes:
         input_tokens: an estimate of the prompt (`core.tokens`).
         output_tokens: the most that it asks for, or a guess where it sets no bound.
-        prefix: a digest of how the prompt begins: requests of one conversation have the same.
     """
 
     input_tokens: int
     output_tokens: int
-    prefix: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +196,9 @@ class Usage:
     estimated_scores: bool = False
 
 
+NOTHING_USED: Final = Usage()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
     """A tensor answer of a backend, or one of a decoupled model's many.
@@ -220,7 +221,7 @@ class Message:
     """A whole OpenAI answer as the upstream's own JSON bytes."""
 
     body: bytes
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NOTHING_USED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +267,7 @@ class Answer:
     """A task's output in the shape of its contract, with what the contract could count."""
 
     output: Mapping[str, Any]
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NOTHING_USED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +310,9 @@ class Verdict:
     reset_us: int = 0
     retry_after_us: int = 0
     degraded: bool = False
+
+
+ALLOWED: Final = Verdict(allowed=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

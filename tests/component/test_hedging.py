@@ -83,11 +83,13 @@ async def one_timeline(chance: random.Random) -> None:
     one, two = attempt("a"), attempt("b")
     has_second, takes = chance.random() < 0.8, chance.choice([1, 2, PARTS, PARTS])
     lost: list[Fault] = []
-    came: list[tuple[Played, str]] = []
+    won: list[Played] = []
+    came: list[str] = []
 
     async def read() -> None:
         after_us = chance.choice([0, 0, 30])
-        both = first_to_begin(one, lambda: two if has_second else None, after_us=after_us, lost=lost)
+        second = two if has_second else None
+        both = first_to_begin(one, lambda: second, after_us=after_us, won=won.append, lost=lost.append)
         async with aclosing(both) as parts:
             async for found in parts:
                 came.append(found)
@@ -102,10 +104,11 @@ async def one_timeline(chance: random.Random) -> None:
         reader.cancel()
     (result,) = await asyncio.gather(reader, return_exceptions=True)
     assert not +held, (one, two)
-    assert [part for _, part in came] == [f"{came[0][0].name}{number}" for number in range(len(came))]
-    assert {winner.name for winner, _ in came} <= {fault.message for fault in lost} ^ {"a", "b"}
+    assert len(won) <= 1
+    assert came == [f"{winner.name}{number}" for winner in won for number in range(len(came))]
+    assert {winner.name for winner in won} <= {fault.message for fault in lost} ^ {"a", "b"}
     if result is None:
-        assert len(came) == min(takes, 1 if came[0][0].end == "breaks off" else PARTS)
+        assert len(came) == min(takes, 1 if won[0].end == "breaks off" else PARTS)
     else:
         assert isinstance(result, BackendError | InvalidInput | asyncio.CancelledError)
     if isinstance(result, BackendError):

@@ -20,9 +20,9 @@ from gateway.core.strategies import (
     Option,
     ordered,
 )
-from gateway.core.types import EngineLoad, Place, Work
+from gateway.core.types import EngineLoad, Place
 
-WORK = Work(input_tokens=100, output_tokens=100, prefix=b"p")
+PREFIX = b"p"
 LONG_AGO = RETRY_UNMEASURED_US
 
 
@@ -45,13 +45,13 @@ def running(count: int, **standing) -> Option:
     )
 
 
-def order(strategy: Strategy, options: Sequence[Option], draw: float = 0.5, work: Work = WORK) -> tuple[int, ...]:
-    return ordered(strategy, options, work=work, draw=lambda: draw)
+def order(strategy: Strategy, options: Sequence[Option], draw: float = 0.5, prefix: bytes = PREFIX) -> tuple[int, ...]:
+    return ordered(strategy, options, prefix=prefix, draw=lambda: draw)
 
 
 def firsts(strategy: Strategy, options: Sequence[Option], count: int = 2000) -> Counter[int]:
     draw = random.Random(3).random  # noqa: S311 - chance of a test
-    return Counter(ordered(strategy, options, work=WORK, draw=draw)[0] for _ in range(count))
+    return Counter(ordered(strategy, options, prefix=PREFIX, draw=draw)[0] for _ in range(count))
 
 
 standings = st.builds(
@@ -75,8 +75,7 @@ pools = st.lists(st.tuples(standings, engines, st.none() | st.integers(0, 10**9)
 
 @given(st.sampled_from(STRATEGIES), pools, st.binary(max_size=2), st.randoms(use_true_random=False))
 def test_every_order_is_a_permutation(strategy: Strategy, pool: list[Option], prefix: bytes, chance: random.Random):
-    work = Work(input_tokens=1, output_tokens=1, prefix=prefix)
-    assert sorted(ordered(strategy, pool, work=work, draw=chance.random)) == list(range(len(pool)))
+    assert sorted(ordered(strategy, pool, prefix=prefix, draw=chance.random)) == list(range(len(pool)))
 
 
 @pytest.mark.parametrize("strategy", ["weighted", "ordered"])
@@ -187,8 +186,7 @@ PREFIXES = [i.to_bytes(4, "big") for i in range(4000)]
 
 
 def owners(pool: Sequence[Option]) -> list[str]:
-    works = [Work(input_tokens=1, output_tokens=1, prefix=prefix) for prefix in PREFIXES]
-    return [pool[order("prefix_affinity", pool, work=work)[0]].place.replica for work in works]
+    return [pool[order("prefix_affinity", pool, prefix=prefix)[0]].place.replica for prefix in PREFIXES]
 
 
 def test_prefixes_are_shared_out_evenly():
@@ -206,10 +204,9 @@ def test_a_place_that_comes_or_goes_moves_its_own_share_alone():
 def test_where_the_place_is_gone_the_second_in_order_has_the_prefix():
     pool = [option(n) for n in "abcd"]
     for prefix in PREFIXES[:100]:
-        work = Work(input_tokens=1, output_tokens=1, prefix=prefix)
-        first, second, *_ = order("prefix_affinity", pool, work=work)
+        first, second, *_ = order("prefix_affinity", pool, prefix=prefix)
         rest = [one for i, one in enumerate(pool) if i != first]
-        assert rest[order("prefix_affinity", rest, work=work)[0]] is pool[second]
+        assert rest[order("prefix_affinity", rest, prefix=prefix)[0]] is pool[second]
 
 
 def test_a_hot_prefix_spills_over_and_no_place_has_more_than_its_bound():
@@ -236,8 +233,7 @@ def test_requests_that_wait_at_an_engine_count():
 
 
 def test_a_request_without_prefix_goes_where_least_is_in_flight():
-    work = Work(input_tokens=1, output_tokens=1)
-    assert order("prefix_affinity", [option("a", tokens=9), option("b", tokens=1)], work=work) == (1, 0)
+    assert order("prefix_affinity", [option("a", tokens=9), option("b", tokens=1)], prefix=b"") == (1, 0)
 
 
 def test_every_process_chooses_alike():

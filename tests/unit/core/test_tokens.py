@@ -14,6 +14,7 @@ from gateway.core.tokens import (
     StreamCount,
     estimate,
     of_answer,
+    prefix_of,
     work_of,
 )
 from gateway.core.types import OpenAIApi, OpenAIPayload, Work
@@ -24,6 +25,10 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 
 
 def work(api: OpenAIApi = "chat/completions", **body: Any) -> Work:
     return work_of(OpenAIPayload(body=body, api=api))
+
+
+def prefix(api: OpenAIApi = "chat/completions", **body: Any) -> bytes:
+    return prefix_of(OpenAIPayload(body=body, api=api))
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -144,7 +149,8 @@ def test_responses_take_a_text_or_items():
     assert work("responses", input=ENGLISH).input_tokens == expected
     items = [{"role": "user", "content": [{"type": "input_text", "text": ENGLISH}]}]
     assert work("responses", input=items).input_tokens == expected
-    assert work("responses", input=ENGLISH, instructions=CODE).input_tokens == expected + estimate(CODE)
+    expected = estimate(f"{ENGLISH} {CODE}") + MESSAGE_TOKENS
+    assert work("responses", input=ENGLISH, instructions=CODE).input_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -226,9 +232,9 @@ TURNS = [system("Be brief."), user("Who was Ada?"), {"role": "assistant", "conte
 
 
 def test_all_turns_of_a_conversation_have_one_prefix():
-    first = work(messages=TURNS[:2]).prefix
+    first = prefix(messages=TURNS[:2])
     assert first
-    assert work(messages=TURNS).prefix == first
+    assert prefix(messages=TURNS) == first
 
 
 @pytest.mark.parametrize(
@@ -243,28 +249,28 @@ def test_all_turns_of_a_conversation_have_one_prefix():
     ],
 )
 def test_other_beginnings_have_other_prefixes(body: dict[str, Any]):
-    assert work(**body).prefix != work(messages=TURNS).prefix
+    assert prefix(**body) != prefix(messages=TURNS)
 
 
 def test_conversations_under_one_long_system_prompt_are_told_apart():
     long = system("You are the assistant of a bank. " * 500)
-    assert work(messages=[long, user("Who was Ada?")]).prefix != work(messages=[long, user("Who was Bob?")]).prefix
+    assert prefix(messages=[long, user("Who was Ada?")]) != prefix(messages=[long, user("Who was Bob?")])
 
 
 def test_what_comes_late_in_a_long_beginning_does_not_count():
     long = "word " * 1000
-    assert work(messages=[user(long + "a")]).prefix == work(messages=[user(long + "b")]).prefix
+    assert prefix(messages=[user(long + "a")]) == prefix(messages=[user(long + "b")])
 
 
 def test_a_cache_key_stands_above_the_text():
-    same = {work(messages=[user(text)], prompt_cache_key="mine").prefix for text in ("a", "b", "c")}
+    same = {prefix(messages=[user(text)], prompt_cache_key="mine") for text in ("a", "b", "c")}
     assert len(same) == 1
-    assert work(messages=[user("a")], prompt_cache_key="other").prefix not in same
+    assert prefix(messages=[user("a")], prompt_cache_key="other") not in same
 
 
 def test_pictures_are_told_apart_by_how_they_begin():
     def with_picture(url: str) -> bytes:
-        return work(messages=[user([{"type": "image_url", "image_url": {"url": url}}])]).prefix
+        return prefix(messages=[user([{"type": "image_url", "image_url": {"url": url}}])])
 
     assert with_picture("data:image/png;base64,AAAA") != with_picture("data:image/png;base64,AAAB")
     assert with_picture("data:image/png;base64,AAAA") == with_picture("data:image/png;base64,AAAA")
@@ -283,18 +289,18 @@ def test_pictures_are_told_apart_by_how_they_begin():
     ],
 )
 def test_prefixes_of_the_other_apis(api: OpenAIApi, same: list[dict[str, Any]], other: dict[str, Any]):
-    prefixes = {work(api, **body).prefix for body in same}
+    prefixes = {prefix(api, **body) for body in same}
     assert len(prefixes) == 1
-    assert work(api, **other).prefix not in prefixes
+    assert prefix(api, **other) not in prefixes
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_no_prompt_has_no_prefix(api: OpenAIApi):
-    assert work(api).prefix == b""
+    assert prefix(api) == b""
 
 
 def test_a_prefix_is_the_same_in_every_process():
-    assert work(messages=TURNS).prefix.hex() == "e935938752778e615ef355397360c434"
+    assert prefix(messages=TURNS).hex() == "e935938752778e615ef355397360c434"
 
 
 # --- answers ------------------------------------------------------------------------------------
