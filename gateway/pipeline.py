@@ -7,13 +7,14 @@ refusal; a failure after it ends the stream with the error raised, never with a 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from gateway import hedging
 from gateway.attempt import Attempt, Task
 from gateway.core import attempts, cost, rate_limit, routing, tokens
+from gateway.core.admissions import Wanted, refusal, turn_lost
 from gateway.core.attempts import RetryBudget
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import (
@@ -23,12 +24,13 @@ from gateway.core.errors import (
     FaultKind,
     GatewayError,
     InternalError,
-    RateLimited,
 )
 from gateway.core.loads import LoadBoard
+from gateway.core.policies import DEFAULT
 from gateway.core.record import RequestRecord
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
+from gateway.core.rules import Rule
 from gateway.core.strategies import Option
 from gateway.core.types import (
     ALLOWED,
@@ -36,6 +38,7 @@ from gateway.core.types import (
     Event,
     Finished,
     InferenceRequest,
+    Limit,
     OpenAIPayload,
     Part,
     Place,
@@ -47,7 +50,7 @@ from gateway.core.types import (
     Work,
 )
 from gateway.gate import Gate
-from gateway.ports import Backend, Clock, Limiter, Observer, RuleSource, Sequences
+from gateway.ports import Admission, Admissions, Backend, Clock, Observer, RuleSource, Sequences
 
 __all__ = ["Pipeline", "Task"]
 
@@ -56,7 +59,8 @@ __all__ = ["Pipeline", "Task"]
 class Walk:
     """What is known of one request so far; written by the steps, read by settle. `won` is the attempt that answers."""
 
-    verdict: Verdict = ALLOWED
+    rule: Rule | None = None
+    admission: Admission | None = None
     admitted_us: int | None = None
     plan: Plan | None = None
     work: Work | None = None
@@ -65,6 +69,18 @@ class Walk:
     won: Attempt | None = None
     route: Route | None = None
     timing: Timing | None = None
+
+    ordering_us: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the limiter said."""
+        return ALLOWED if self.admission is None else self.admission.verdict
+
+    @property
+    def has_lost_its_turn(self) -> bool:
+        """Whether another may be at its place in the order by now."""
+        return self.admission is not None and self.admission.is_lost
 
     @property
     def last(self) -> Attempt | None:
@@ -88,7 +104,7 @@ class Pipeline:
     tasks: Mapping[str, Task]
     backends: Mapping[str, Backend]
     gates: Mapping[str, Gate]
-    limiter: Limiter
+    admissions: Admissions
     rules: RuleSource
     sequences: Sequences
     board: BreakerBoard
@@ -109,10 +125,9 @@ class Pipeline:
         error: GatewayError | None = ClientClosed("the caller left")  # until another end is known
         self.observer.began(request.task)
         try:
-            # 1 admit: one atomic step takes all charges or none.
-            walk.verdict = await self.limiter.charge(rate_limit.charges(request.caller))
-            walk.admitted_us = self.clock()
-            _refuse_if_limited(walk.verdict)
+            # 1 admit: one atomic step takes of all limits, and a ticket of the order, or nothing.
+            walk.rule = self.rules.current().rule_of(request)
+            await self._admit(request, walk)
             # 2 route: ordered candidates, each other place with the reason why not.
             walk.plan = self.plan(request, walk)
             if request.sequence is not None:  # what has begun goes on where its state is
@@ -136,6 +151,47 @@ class Pipeline:
             # 4 settle: what was taken is given back, and one record is written.
             self._settle(request, walk, error)
 
+    async def _admit(self, request: InferenceRequest, walk: Walk) -> None:
+        """Take what the request will use, and wait for its turn where its order says so. Raises `GatewayError`."""
+        policies = walk.rule.policies if walk.rule else DEFAULT
+        limits = rate_limit.limits_for(request.caller, request.task, request.model, request.priority)
+        tokens, nano_usd = self._expected(request, walk, limits)
+        wanted = Wanted(
+            tenant=request.caller.tenant,
+            takes=rate_limit.takes(request.caller, limits, tokens=tokens, nano_usd=nano_usd),
+            ordering_key=request.ordering_key,
+            queue_bound=policies.ordering.max_queue_size,
+            on_store_down=policies.on_store_down,
+            orders_alone=policies.ordering.on_store_down == "local",
+        )
+        walk.admission = await self.admissions.admit(wanted)
+        walk.admitted_us = self.clock()
+        if not walk.verdict.allowed:
+            raise refusal(walk.verdict)
+        await self._turn(request, walk, "serial")
+
+    def _expected(self, request: InferenceRequest, walk: Walk, limits: Sequence[Limit]) -> tuple[int, int]:
+        """Tokens and nano-USD that it may use up, where a limit has to know: at the dearest place of its rule."""
+        kinds = {limit.kind for limit in limits}
+        pool = self._pool(request, walk) if kinds & {"tokens", "usd"} else None
+        if pool is None:
+            return 0, 0
+        work = pool.work()
+        places = [target.place for target in walk.rule.split] if walk.rule and "usd" in kinds else []
+        costs = [self._expected_nano_usd(place, work) or 0 for place in places if place.backend in self.backends]
+        return work.input_tokens + work.output_tokens, max(costs, default=0)
+
+    async def _turn(self, request: InferenceRequest, walk: Walk, mode: str) -> None:
+        """Wait for the request's turn, if it is put in order in this way. Raises `GatewayError`."""
+        if walk.admission is None or not request.ordering_key:
+            return
+        ordering = (walk.rule.policies if walk.rule else DEFAULT).ordering
+        if ordering.mode == mode:
+            now_us = self.clock()
+            within_us = min(request.deadline_us - now_us, ordering.max_wait_ms * 1000 or request.deadline_us)
+            await walk.admission.turn(within_us=within_us)
+            walk.ordering_us = self.clock() - now_us
+
     async def _dispatch(self, request: InferenceRequest, plan: Plan, walk: Walk) -> AsyncGenerator[Event, None]:
         """Try candidates until one begins to answer, then pass on all that it says."""
         self._budget(request).request()
@@ -145,9 +201,12 @@ class Pipeline:
                 async with aclosing(self._parts(request, plan, step, walk)) as parts:
                     async for part in parts:
                         if walk.route is None:
+                            await self._turn(request, walk, "release")
                             walk.won = walk.won or walk.attempts[-1]
                             walk.route = _route(plan, walk.won, walk)
                             yield Started(route=walk.route, verdict=walk.verdict)
+                        if walk.has_lost_its_turn:
+                            raise turn_lost()
                         yield part
             except BackendError as failed:
                 walk.faults.append(failed.fault)
@@ -226,7 +285,10 @@ class Pipeline:
         state = routing.State(
             why_not=self.why_not, loads=self.replica_loads, draw=self.draw, pool=self._pool(request, walk or Walk())
         )
-        return routing.plan(self.rules.current(), request, state)
+        rules = self.rules.current()
+        if walk is None or walk.rule is None:
+            return routing.plan(rules, request, state)
+        return routing.plan_by(walk.rule, rules.revision, request, state)
 
     def _pool(self, request: InferenceRequest, walk: Walk) -> routing.Pool | None:
         """What is asked where a strategy weighs the places of a generative request."""
@@ -241,12 +303,14 @@ class Pipeline:
                     return payload
             return OpenAIPayload(body={})
 
-        def option(place: Place) -> Option:
+        def work() -> Work:
             if walk.work is None:
                 walk.work = tokens.work_of(asked())
-            return self._option(place, walk.work)
+            return walk.work
 
-        return routing.Pool(option=option, prefix=lambda: tokens.prefix_of(asked()))
+        return routing.Pool(
+            option=lambda place: self._option(place, work()), work=work, prefix=lambda: tokens.prefix_of(asked())
+        )
 
     def _option(self, place: Place, work: Work) -> Option:
         backend = self.backends[place.backend]
@@ -284,7 +348,10 @@ class Pipeline:
 
     def _settle(self, request: InferenceRequest, walk: Walk, error: GatewayError | None) -> None:
         """No await in here, so that a cancellation cannot cut it short."""
-        timing = walk.timing or self._timing(request, walk)
+        timing, usage = walk.timing or self._timing(request, walk), walk.usage
+        if walk.admission is not None:
+            used = (usage.input_tokens or 0) + (usage.output_tokens or 0)
+            walk.admission.settle(tokens=used, nano_usd=usage.cost_nano_usd or 0)
         last = walk.last
         if walk.route is None and walk.plan and last and last.is_sent and not last.has_failed:
             walk.route = _route(walk.plan, last, walk)  # the caller left before an answer: the work was done there
@@ -302,7 +369,7 @@ class Pipeline:
                 route=walk.route,
                 timing=timing,
                 first_token_us=last.first_part_us if last else None,
-                usage=walk.usage,
+                usage=usage,
                 degraded=walk.verdict.degraded,
             )
         )
@@ -318,11 +385,6 @@ class Pipeline:
             backend_us=sum([attempt.backend_us for attempt in walk.attempts]),
             queue_us=(queue_us or 0) + gate_us if gate_us else queue_us,
         )
-
-
-def _refuse_if_limited(verdict: Verdict) -> None:
-    if not verdict.allowed:
-        raise RateLimited(f"limit reached: {verdict.name}", retry_after_us=verdict.retry_after_us)
 
 
 def _route(plan: Plan, attempt: Attempt, walk: Walk) -> Route:

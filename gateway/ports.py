@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Protocol, runtime_checkable
 
+from gateway.core.admissions import Wanted
 from gateway.core.breaker import Breaker
 from gateway.core.errors import Fault
 from gateway.core.models import ModelFacts, ModelFigures, Outcomes
-from gateway.core.rate_limit import Charge
 from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.rules import Rule, RuleSet
@@ -183,11 +183,39 @@ class SequenceStore(Protocol):
         ...
 
 
-class Limiter(Protocol):
-    """Takes charges against shared limits, all or none."""
+class Admission(Protocol):
+    """One request's, from `Admissions.admit` to `settle`, which must follow whatever the verdict says."""
 
-    async def charge(self, charges: Sequence[Charge]) -> Verdict:
-        """One atomic step; never raises for an unreachable store (the verdict is then `degraded`)."""
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it may go on."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its ticket's lease has run out: another may have its turn by now. Never waits."""
+        ...
+
+    async def turn(self, *, within_us: int) -> None:
+        """Return when it has its turn under its ordering key; at once where it has none.
+
+        Raises `DeadlineExceeded` after `within_us`, `OrderingUnavailable` where its place is lost.
+        """
+        ...
+
+    def settle(self, *, tokens: int, nano_usd: int) -> None:
+        """It has ended, and used up that much. Never waits, never raises; said again, it changes nothing."""
+        ...
+
+
+class Admissions(Protocol):
+    """Limits and queues that all workers share; each admission is one atomic step, all or nothing."""
+
+    async def admit(self, wanted: Wanted) -> Admission:
+        """Raises `LimitsUnavailable` and `OrderingUnavailable` where the store is out of reach and `wanted` says so.
+
+        Without a store, limits are kept by this worker alone otherwise (the verdict is then `degraded`).
+        """
         ...
 
 

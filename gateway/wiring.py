@@ -31,13 +31,14 @@ from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import PriceError, PriceTable, parse_prices
 from gateway.core.errors import Fault
 from gateway.core.loads import LoadBoard
-from gateway.core.rules import Rule, RuleError, RuleSet, check_prices, check_speech, parse_rules, unrouted
+from gateway.core.rule_fields import RuleError
+from gateway.core.rules import Rule, RuleSet, check_prices, check_speech, parse_rules, unrouted
 from gateway.core.types import Caller, Place, Speech
 from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Backend, EventLog, Leases, Limiter, Observer, RuleSource, SequenceStore
+from gateway.ports import Admissions, Backend, EventLog, Leases, Observer, RuleSource, SequenceStore
 from gateway.sequences import PinnedSequences
 from gateway.settings import (
     BackendSettings,
@@ -49,11 +50,11 @@ from gateway.settings import (
     TaskSettings,
 )
 from gateway.stores.leases import MemoryLeases, RedisLeases
-from gateway.stores.memory import MAX_KEYS, MemoryLimiter, MemoryRuleSource, MemorySequenceStore
+from gateway.stores.memory import MAX_KEYS, MemoryRuleSource, MemorySequenceStore
+from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.redis_deaths import RedisDeaths
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents
-from gateway.stores.redis_limiter import RedisLimiter
 from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
 from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
@@ -92,6 +93,11 @@ def rule_check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
         check_prices(rules, has_price=lambda at: at.backend in by_time or prices.of(at.backend, at.model) is not None)
 
     return check_rules
+
+
+def wall_us() -> int:
+    """Unix time in microseconds: limits by the day and month are calendar days and months."""
+    return time.time_ns() // 1000
 
 
 def monotonic_us() -> int:
@@ -142,7 +148,7 @@ async def data_plane(
             tasks=tasks,
             backends=backends,
             gates=gates,
-            limiter=stores.limiter,
+            admissions=stores.admissions,
             rules=stores.rules,
             sequences=PinnedSequences(stores.sequences, backends, board=board, clock=monotonic_us),
             board=board,
@@ -280,7 +286,7 @@ def _gate(settings: BackendSettings) -> Gate:
 class _Stores:
     """What workers share, or one of them keeps for itself."""
 
-    limiter: Limiter
+    admissions: Admissions
     rules: RuleSource
     sequences: SequenceStore
     leases: Leases
@@ -291,11 +297,11 @@ class _Stores:
 
 async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
-    local = MemoryLimiter(monotonic_us)
+    local = MemoryAdmissions(wall_us)
     if not settings.redis.url:
         alone = settings.server.workers == 1
         return _Stores(
-            limiter=local,
+            admissions=local,
             rules=MemoryRuleSource(seed),
             sequences=MemorySequenceStore(monotonic_us, max_keys=MAX_KEYS if alone else 0),
             leases=MemoryLeases(monotonic_us),
@@ -306,8 +312,6 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     rules = RedisRuleSource(client, settings.redis.prefix, seed, rule_check(settings), worker_id)
     stack.push_async_callback(rules.close)
     await rules.start()
-    limiter = RedisLimiter(client, settings.redis.prefix, local)
-    stack.push_async_callback(limiter.close)
     outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
     stack.push_async_callback(outcomes.close)
     outcomes.start()
@@ -318,7 +322,7 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     stack.push_async_callback(deaths.close)
     return _Stores(
         observers=(outcomes, usage),
-        limiter=limiter,
+        admissions=local,
         rules=rules,
         sequences=RedisSequenceStore(client, settings.redis.prefix),
         leases=RedisLeases(client, settings.redis.prefix),

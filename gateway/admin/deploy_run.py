@@ -17,7 +17,8 @@ from gateway.admin.rule_writer import RuleWriter, patiently
 from gateway.core.errors import GatewayError
 from gateway.core.models import Outcomes
 from gateway.core.rollout import Marks, RolloutError, names_version, restore, shape
-from gateway.core.rules import Rule, RuleError
+from gateway.core.rule_fields import RuleError
+from gateway.core.rules import Rule
 from gateway.ports import OutcomeSource
 
 TICK_S = 0.5

@@ -21,7 +21,7 @@ from gateway.core.errors import (
     error_headers,
     problem_document,
 )
-from gateway.core.rules import RuleError
+from gateway.core.rule_fields import RuleError
 
 _log = logging.getLogger(__name__)
 

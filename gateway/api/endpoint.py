@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.auth import KeyRing, authorize
 from gateway.api.body import BodyLimits, drain, read_body
 from gateway.api.errors import ErrorForm
-from gateway.api.request_headers import Headers, headers_of, priority, sequence_step, timeout_us
+from gateway.api.request_headers import Headers, headers_of, ordering_key, priority, sequence_step, timeout_us
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, UnknownTask
 from gateway.core.record import RequestRecord
 from gateway.core.types import Caller, InferenceRequest, SequenceStep
@@ -98,6 +98,7 @@ class Visit:
             version=version,
             sequence=sequence or sequence_step(headers, task),
             priority=priority(headers),
+            ordering_key=ordering_key(headers),
         )
         self.walked = True
         return request

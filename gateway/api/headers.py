@@ -10,13 +10,16 @@ _AS_THEY_ARE = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~%"
 
 def limit_headers(verdict: Verdict) -> dict[str, str]:
     """OpenAI's `x-ratelimit-*` names; nothing where no limit applies."""
-    if verdict.limit is None:
-        return {}
-    return {
-        "x-ratelimit-limit-requests": str(verdict.limit),
-        "x-ratelimit-remaining-requests": str(verdict.remaining or 0),
-        "x-ratelimit-reset-requests": go_duration(verdict.reset_us),
-    }
+    headers = {}
+    for kind in ("requests", "tokens"):
+        state = verdict.nearest(kind)
+        if state is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(state.limit.burst)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(state.remaining)
+            headers[f"x-ratelimit-reset-{kind}"] = go_duration(state.reset_us)
+    if verdict.ticket is not None:
+        headers["x-ordering-ticket"] = str(verdict.ticket)
+    return headers
 
 
 def route_headers(route: Route) -> dict[str, str]:

@@ -9,6 +9,7 @@ from gateway.core.types import Priority, SequenceStep
 from gateway.pipeline import Task
 
 MAX_SEQUENCE_ID = 128  # characters
+MAX_ORDERING_KEY = 128
 _ID, _START, _END = "x-sequence-id", "x-sequence-start", "x-sequence-end"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _TENSOR = "tensor"  # the contract whose callers name the models themselves
@@ -40,6 +41,16 @@ def priority(headers: Headers) -> Priority:
     if given.lower() == "batch":
         return "batch"
     raise MalformedRequest("must be interactive or batch", field="x-priority")
+
+
+def ordering_key(headers: Headers) -> str:
+    """`X-Ordering-Key`: requests of a tenant with the same one go in their order; empty where there is none."""
+    given = headers.get("x-ordering-key", "")
+    if len(given) > MAX_ORDERING_KEY or not given.isprintable() or not given.isascii():
+        raise MalformedRequest(
+            f"must be a text of 1 to {MAX_ORDERING_KEY} printable ASCII characters", field="x-ordering-key"
+        )
+    return given
 
 
 def sequence_step(headers: Headers, task: Task) -> SequenceStep | None:

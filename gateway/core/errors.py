@@ -24,6 +24,7 @@ class GatewayError(Exception):
         upstream_code: an upstream's own error code (OpenAI's `error.code`), kept so that users can act on it.
         verdict: what the limiter said of this request, once it was asked; set by the pipeline.
         reply: a model server's own error behind this one, for callers who speak its protocol.
+        should_retry: false where the same request will not do better soon, whatever its status says.
     """
 
     code: ClassVar[str] = "internal"
@@ -46,6 +47,7 @@ class GatewayError(Exception):
         self.upstream_status = 0
         self.verdict: Verdict | None = None
         self.reply: Reply | None = None
+        self.should_retry = True
 
 
 # --- the caller's fault -------------------------------------------------------------------------
@@ -144,6 +146,12 @@ class RateLimited(GatewayError):
     code, status, title = "rate_limited", 429, "Rate limit reached"
 
 
+class OrderingQueueFull(GatewayError):
+    """Too many requests wait under one ordering key."""
+
+    code, status, title = "ordering_queue_full", 429, "Ordering queue full"
+
+
 class QueueFull(GatewayError):
     """Every candidate's queue is full."""
 
@@ -160,6 +168,18 @@ class SequencesUnavailable(GatewayError):
     """The store that says where sequences live cannot be asked now."""
 
     code, status, title = "sequences_unavailable", 503, "Sequences unavailable"
+
+
+class LimitsUnavailable(GatewayError):
+    """The store that keeps the limits cannot be asked, and the rule admits nobody without it."""
+
+    code, status, title = "limits_unavailable", 503, "Limits unavailable"
+
+
+class OrderingUnavailable(GatewayError):
+    """The store that keeps the order cannot be asked, or has lost this request's place in it."""
+
+    code, status, title = "ordering_unavailable", 503, "Ordering unavailable"
 
 
 class DeadlineExceeded(GatewayError):
@@ -255,9 +275,12 @@ DATA_PLANE: tuple[type[GatewayError], ...] = (
     SequenceUnknown,
     ClientClosed,
     RateLimited,
+    OrderingQueueFull,
     QueueFull,
     NoHealthyBackend,
     SequencesUnavailable,
+    LimitsUnavailable,
+    OrderingUnavailable,
     DeadlineExceeded,
     UnsupportedByBackend,
     BackendBroke,
@@ -304,9 +327,11 @@ def error_headers(error: GatewayError) -> dict[str, str]:
     Where nothing better is known it is one second, the pace at which health is probed.
     """
     headers = {}
+    if not error.should_retry:
+        headers["x-should-retry"] = "false"  # the name that OpenAI's clients obey
     if error.retry_after_us is not None:
         headers["retry-after"] = str(max(1, -(-error.retry_after_us // 1_000_000)))
-    elif error.status in _COME_BACK:
+    elif error.status in _COME_BACK and error.should_retry:
         headers["retry-after"] = "1"
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"

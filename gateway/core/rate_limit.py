@@ -1,123 +1,205 @@
-"""Rate limiting as arithmetic: the generic cell rate algorithm (GCRA), in integer microseconds.
+"""What a request takes of which limits, and what a limit says of its state. Pure; `core.admissions` keeps the counters.
 
-This is the specification; `stores/lua/charge.lua` is the same arithmetic inside Redis, and a random-history
-test proves them equal. Terms as in ITU-T I.371: the *theoretical arrival time* (`tat_us`) is when the bucket
-would be empty of debt; a request costs one `emission_interval_us`; `burst` requests may come at once.
+Four kinds of limits in three forms:
+
+- *rate* (`requests`, `tokens`): the generic cell rate algorithm (ITU-T I.371) in integer microseconds. The counter is
+  the *theoretical arrival time* (tat): when the bucket would be whole again. A request costs its share of the period,
+  `burst` may come at once.
+- *budget* (`usd`): what was spent in a calendar day or month (UTC), in 1e-9 dollars.
+- *places* (`concurrent`): how many requests are under way.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
 
-from gateway.core.types import Caller, Limit, Verdict
+from gateway.core.types import Caller, Limit, LimitState, Priority, Verdict
 
-_PERIOD_NAMES = {1_000_000: "second", 60_000_000: "minute", 3_600_000_000: "hour", 86_400_000_000: "day"}
+PERIODS_US: Final = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
+UNITS: Final = {"requests": "requests", "tokens": "tokens", "usd": "USD", "concurrent": "requests at once"}
+ANY: Final = "*"
+_NANO: Final = 1_000_000_000
+
+Form = Literal["rate", "budget", "places"]
+FORMS: Final[dict[str, Form]] = {"requests": "rate", "tokens": "rate", "usd": "budget", "concurrent": "places"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
-    """`cost` requests against one limit.
+class Take:
+    """What one request takes of one counter, all in the counter's own unit.
 
     Attributes:
-        key: names the counter (without the store's prefix); two charges with one key share it.
-        owner: whose counter it is. The charges of one admission have one owner, so that a sharded store can
-            keep their counters in one place.
-        emission_interval_us: times `burst` it must stay under 2**52 (142 years), where doubles are exact.
+        key: names the counter, without the store's prefix.
+        cost: of a rate microseconds of its tat, of a budget nano-USD, of places 1.
+        bound: the most there may be: of a rate the window in microseconds (under 2**52, where doubles are exact).
+        is_held: it is given back, or put right, when the request ends.
     """
 
     key: str
-    owner: str = ""
-    name: str
-    emission_interval_us: int
-    burst: int
-    cost: int = 1
+    limit: Limit
+    cost: int
+    bound: int
+    is_held: bool
+
+    @property
+    def form(self) -> Form:
+        """How its counter counts."""
+        return FORMS[self.limit.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one counter says. `tat_us` is its new value if all charges pass (unchanged when refused)."""
+class Row:
+    """What one counter said.
 
-    allowed: bool
-    tat_us: int
-    remaining: int
-    reset_us: int
-    retry_after_us: int
+    Attributes:
+        value: a rate's tat, a budget's spent, the places taken; with this request if it passed, else without.
+        until_us: of a budget, the end of its period.
+    """
+
+    passed: bool
+    value: int
+    until_us: int = 0
 
 
 @functools.lru_cache(maxsize=10_000)
-def charges(caller: Caller) -> tuple[Charge, ...]:
-    """What one request of `caller` costs: one request against each of its key's limits."""
-    return tuple(_charge(caller.key_id, limit) for limit in dict.fromkeys(caller.limits))
-
-
-def _charge(key_id: str, limit: Limit) -> Charge:
-    period = _PERIOD_NAMES.get(limit.period_us, f"{limit.period_us} us")
-    return Charge(
-        # All of the limit is in the key: two limits per minute are two counters; a changed limit starts anew.
-        key=f"{key_id}:requests:{limit.requests}/{period}:{limit.burst}",
-        owner=key_id,
-        name=f"{limit.requests} requests per {period}",
-        # Rounded up: a limit may be kept a little too strictly, never be overrun.
-        emission_interval_us=-(-limit.period_us // limit.requests),
-        burst=limit.burst,
+def limits_for(caller: Caller, task: str, model: str, priority: Priority) -> tuple[Limit, ...]:
+    """The caller's limits that count such a request, each once."""
+    return tuple(
+        limit
+        for limit in dict.fromkeys(caller.limits)
+        if limit.task in (ANY, task) and limit.model in (ANY, model) and limit.priority in (ANY, priority)
     )
 
 
-def decide(charge: Charge, *, tat_us: int | None, now_us: int) -> Outcome:
-    """GCRA for one counter. `tat_us` None means a counter never used.
+def takes(caller: Caller, limits: Sequence[Limit], *, tokens: int, nano_usd: int) -> tuple[Take, ...]:
+    """What a request takes of `limits`, where it is expected to use up so many tokens and so much money."""
+    return tuple(_take(caller, limit, {"tokens": tokens, "usd": nano_usd}.get(limit.kind, 1)) for limit in limits)
 
-    Allowed when the new theoretical arrival time is at most `burst` intervals ahead of now. `remaining` is
-    how many more single requests would pass at this instant; never negative. A `tat_us` further ahead than
-    that comes from a clock that was set back, and is read as a bucket just used up: nobody waits longer than
-    one window.
-    """
-    window_us = charge.emission_interval_us * charge.burst
-    tat = min(max(now_us, tat_us if tat_us is not None else now_us), now_us + window_us)
-    new_tat = tat + charge.emission_interval_us * charge.cost
-    wait_us = new_tat - window_us - now_us
-    allowed = wait_us <= 0
-    kept = new_tat if allowed else tat
-    return Outcome(
-        allowed=allowed,
-        tat_us=kept,
-        remaining=max(0, (now_us + window_us - kept) // charge.emission_interval_us),
-        reset_us=kept - now_us,
-        retry_after_us=0 if allowed else wait_us,
+
+@functools.lru_cache(maxsize=50_000)
+def _take(caller: Caller, limit: Limit, amount: int) -> Take:
+    return Take(
+        key=_counter(caller, limit),
+        limit=limit,
+        cost=cost_of(limit, amount),
+        bound=_bound(limit),
+        is_held=limit.kind != "requests",
     )
 
 
-def decide_all(taken: Sequence[Charge], *, tats_us: Mapping[str, int], now_us: int) -> tuple[Outcome, ...]:
-    """GCRA for one admission, in the order of `taken`; `tats_us` holds the counters that have been used.
+def cost_of(limit: Limit, amount: int) -> int:
+    """`amount` requests, tokens, nano-USD or places in the unit of the limit's counter.
 
-    A counter that is charged twice is decided twice, each time on top of the charge before. The store writes
-    the outcomes' `tat_us` only if all of them allow.
+    Rounded up: a limit may be kept a little too strictly, never be overrun.
     """
-    after_us: dict[str, int] = {}
-    outcomes = []
-    for charge in taken:
-        tat_us = after_us.get(charge.key, tats_us.get(charge.key))
-        outcome = decide(charge, tat_us=tat_us, now_us=now_us)
-        after_us[charge.key] = outcome.tat_us
-        outcomes.append(outcome)
-    return tuple(outcomes)
+    return -(-amount * PERIODS_US[limit.per] // limit.amount) if FORMS[limit.kind] == "rate" else amount
 
 
-def verdict(taken: Sequence[Charge], outcomes: Sequence[Outcome], *, degraded: bool = False) -> Verdict:
-    """One verdict over all counters: refused if any refuses; it names the counter nearest to its end.
+def _bound(limit: Limit) -> int:
+    if limit.kind == "requests":
+        return limit.burst * cost_of(limit, 1)  # so that `burst` whole requests pass, whatever is rounded
+    return cost_of(limit, limit.burst) if limit.kind == "tokens" else limit.amount
 
-    `outcomes` are in the order of `taken`. With no charges everything is allowed and there is nothing to
-    tell.
+
+def _counter(caller: Caller, limit: Limit) -> str:
+    """All of the limit is in it: a changed limit starts anew."""
+    whose = {"key": f"key:{caller.key_id}", "tenant": f"tenant:{caller.tenant}", "all": "all"}[limit.shared_by]
+    scope = ":".join(f"{name}={value}" for name, value in _scope(limit))
+    return f"{whose}:{limit.kind}:{limit.amount}/{limit.per}:{limit.burst}" + (f":{scope}" if scope else "")
+
+
+def _scope(limit: Limit) -> list[tuple[str, str]]:
+    named = (("task", limit.task), ("model", limit.model), ("priority", limit.priority))
+    return [(name, value) for name, value in named if value != ANY]
+
+
+def shared_out(taken: Sequence[Take], workers: int) -> tuple[Take, ...]:
+    """The same for one of `workers` that cannot ask each other: each has its part of every limit, at least one request.
+
+    A request that would not pass a whole limit does not pass here either.
     """
-    if not taken:
-        return Verdict(allowed=True, degraded=degraded)
-    pairs = list(zip(taken, outcomes, strict=True))
-    charge, nearest = max(pairs, key=lambda p: (p[1].retry_after_us, -p[1].remaining))
+    return tuple(_part(take, max(1, workers)) for take in taken)
+
+
+def _part(take: Take, workers: int) -> Take:
+    if take.cost > take.bound:
+        return take
+    if take.form == "rate":
+        return replace(take, cost=min(take.cost * workers, take.bound))
+    return replace(take, bound=max(take.cost, take.bound // workers))
+
+
+# --- what counters say ---------------------------------------------------------------------------
+
+
+def verdict(taken: Sequence[Take], rows: Sequence[Row], *, now_us: int, degraded: bool = False) -> Verdict:
+    """One verdict over all counters: refused if any refuses. `rows` are in the order of `taken`."""
+    states = tuple(_state(take, row, now_us) for take, row in zip(taken, rows, strict=True))
+    refused = [state for state in states if state.is_refused]
+    if not refused:
+        return Verdict(allowed=True, states=states, degraded=degraded)
     return Verdict(
-        allowed=all(o.allowed for _, o in pairs),
-        name=charge.name,
-        limit=charge.burst,
-        remaining=nearest.remaining,
-        reset_us=nearest.reset_us,
-        retry_after_us=nearest.retry_after_us,
+        allowed=False,
+        states=states,
+        refused_by=max(refused, key=lambda state: (state.is_hopeless, state.retry_after_us)),
         degraded=degraded,
     )
+
+
+def _state(take: Take, row: Row, now_us: int) -> LimitState:
+    limit, is_hopeless = take.limit, take.cost > take.bound
+    if take.form == "rate":
+        left_us, period_us = now_us + take.bound - row.value, PERIODS_US[limit.per]
+        unit_us = cost_of(limit, 1)
+        whole = left_us // unit_us if limit.kind == "requests" else left_us * limit.amount // period_us
+        remaining, reset_us = whole, max(0, row.value - now_us)
+        retry_after_us = max(row.value, now_us) + take.cost - take.bound - now_us
+    elif take.form == "budget":
+        remaining, reset_us = take.bound - row.value, row.until_us - now_us
+        retry_after_us = reset_us
+    else:
+        remaining, reset_us = take.bound - row.value, 0
+        retry_after_us = 0  # when one of the others ends, which nobody knows
+    return LimitState(
+        limit=limit,
+        remaining=max(0, remaining),
+        reset_us=reset_us,
+        is_refused=not row.passed,
+        is_hopeless=is_hopeless,
+        retry_after_us=0 if row.passed else retry_after_us,
+    )
+
+
+def name_of(limit: Limit) -> str:
+    """As a caller would call it: `60 requests per minute`, `10 USD per month for the task general_llm`."""
+    amount = f"{limit.amount / _NANO:g}" if limit.kind == "usd" else str(limit.amount)
+    period = f" per {limit.per}" if limit.per else ""
+    whose = {"key": "", "tenant": " of the tenant", "all": " of all callers"}[limit.shared_by]
+    scope = "".join(f" for the {name} {value}" for name, value in _scope(limit))
+    return f"{amount} {UNITS[limit.kind]}{period}{whose}{scope}"
+
+
+# --- calendar periods ----------------------------------------------------------------------------
+
+
+def boundaries_us(per: str, now_us: int) -> tuple[int, int, int]:
+    """The beginning and the end of the day or month (UTC) at `now_us` (Unix microseconds), and the end of the next.
+
+    A store takes the first of them that lies after its own clock's time, so that clocks may differ a little.
+    """
+    now = datetime.fromtimestamp(now_us // 1_000_000, UTC)
+    begin = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if per == "month":
+        begin = begin.replace(day=1)
+        ends = [begin, *(_months_after(begin, n) for n in (1, 2))]
+    else:
+        ends = [begin + timedelta(days=n) for n in range(3)]
+    first, second, third = (int(end.timestamp()) * 1_000_000 for end in ends)
+    return first, second, third
+
+
+def _months_after(begin: datetime, months: int) -> datetime:
+    years, month = divmod(begin.month - 1 + months, 12)
+    return begin.replace(year=begin.year + years, month=month + 1)

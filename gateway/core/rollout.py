@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
 
-from gateway.core.rules import ANY, MAX_WEIGHT, NAME, Rule, Target, parse_rules, rules_document
+from gateway.core.rule_fields import NAME
+from gateway.core.rules import ANY, MAX_WEIGHT, Rule, Target, parse_rules, rules_document
 
 WHOLE = 100
 MAX_NAME = 128

@@ -9,7 +9,7 @@ from gateway.core import strategies
 from gateway.core.replicas import Draw, two_choices
 from gateway.core.rules import Rule, RuleSet, Target
 from gateway.core.strategies import Option
-from gateway.core.types import InferenceRequest, OpenAIPayload, Place
+from gateway.core.types import InferenceRequest, OpenAIPayload, Place, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,12 @@ class Pool:
 
     Attributes:
         option: a place as they weigh it for this request.
-        prefix: how its prompt begins (`core.tokens.prefix_of`). Both are asked for only where a strategy needs them.
+        work: what it will take.
+        prefix: how its prompt begins (`core.tokens.prefix_of`). All are asked for only where somebody needs them.
     """
 
     option: Callable[[Place], Option]
+    work: Callable[[], Work]
     prefix: Callable[[], bytes]
 
 
@@ -82,9 +84,14 @@ def plan(rules: RuleSet, request: InferenceRequest, state: State) -> Plan:
     on its side. Of a target's replicas two are taken, the less loaded first. The other strategies put all replicas of
     all targets in one order.
     """
-    rule = rules.rule_for(task=request.task, tenant=request.caller.tenant, model=request.model)
+    rule = rules.rule_of(request)
     if rule is None:
         return Plan(rule="", revision=rules.revision, candidates=())
+    return plan_by(rule, rules.revision, request, state)
+
+
+def plan_by(rule: Rule, revision: int, request: InferenceRequest, state: State) -> Plan:
+    """The same by the rule that takes `request`."""
     refusals: list[tuple[Place, str]] = []
     primary = _usable(rule.split, request, state, refusals)
     fallback = _usable(rule.fallback, request, state, refusals)
@@ -92,7 +99,7 @@ def plan(rules: RuleSet, request: InferenceRequest, state: State) -> Plan:
     places = (*_in_order(rule, primary, request, state), *(p for usable in fallback for p in usable.picked(state.draw)))
     return Plan(
         rule=rule.name,
-        revision=rules.revision,
+        revision=revision,
         candidates=tuple(dict.fromkeys(places)),
         refusals=tuple(refusals),
         targets=_telling((*primary, *fallback)),

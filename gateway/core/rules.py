@@ -4,16 +4,26 @@ A rule set is parsed whole or refused whole, so that a bad edit changes nothing.
 honour is refused by name: silence would be a wrong route.
 """
 
-import difflib
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, get_args
 
 import orjson
 
-from gateway.core.types import Place, Speech
+from gateway.core import policies
+from gateway.core.policies import Policies
+from gateway.core.rule_fields import (
+    RuleError,
+    choice_at,
+    count_at,
+    flag_at,
+    mapping_at,
+    name_at,
+    only_known,
+    suggest,
+)
+from gateway.core.types import InferenceRequest, Place, Speech
 
 ANY = "*"
 MAX_RULES = 1000  # a bound on what one edit may ask of every worker
@@ -25,9 +35,7 @@ OURS: Final = ("model", "stream", "stream_options", "messages", "input", "prompt
 """Fields of an OpenAI body that a target cannot set: the gateway's own, and what was asked."""
 Strategy = Literal["weighted", "ordered", "least_in_flight", "fastest", "cheapest", "prefix_affinity"]
 """How the places of a split are put in order; see `core.strategies`."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
-_Choice = TypeVar("_Choice", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,7 @@ class Rule:
     fallback: tuple[Target, ...] = ()
     retries: int = 0
     hedge: bool = False
+    policies: Policies = policies.DEFAULT
     enabled: bool = True
 
 
@@ -105,6 +114,10 @@ class RuleSet:
     revision: int
     rules: tuple[Rule, ...]
 
+    def rule_of(self, request: InferenceRequest) -> Rule | None:
+        """The first enabled rule that takes `request`."""
+        return self.rule_for(task=request.task, tenant=request.caller.tenant, model=request.model)
+
     def rule_for(self, *, task: str, tenant: str, model: str = "") -> Rule | None:
         """The first enabled rule that takes such a request."""
         for rule in self.rules:
@@ -114,10 +127,6 @@ class RuleSet:
 
 
 # --- rules as documents (YAML, JSON, Redis) -----------------------------------------------------
-
-
-class RuleError(ValueError):
-    """A rule set that cannot be taken; the text names the rule and the field."""
 
 
 def parse_rules(document: object) -> tuple[Rule, ...]:
@@ -143,7 +152,9 @@ def rules_document(rules: Iterable[Rule]) -> list[dict[str, Any]]:
 def _document(rule: Rule) -> dict[str, Any]:
     unsaid = {"retries": 0, "hedge": False}
     fields = {k: v for k, v in asdict(rule).items() if k not in unsaid or v != unsaid[k]}
-    return {**fields, "split": _targets_document(rule.split), "fallback": _targets_document(rule.fallback)}
+    del fields["policies"]
+    targets = {"split": _targets_document(rule.split), "fallback": _targets_document(rule.fallback)}
+    return {**fields, **targets, **policies.policies_document(rule.policies)}
 
 
 def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iterable[str]) -> None:
@@ -153,14 +164,14 @@ def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iter
         if rule.match.task != ANY and rule.match.task not in known_tasks:
             raise RuleError(
                 f"rule '{rule.name}': match.task: unknown task '{rule.match.task}'"
-                + _suggest(rule.match.task, known_tasks)
+                + suggest(rule.match.task, known_tasks)
             )
         for side, targets in (("split", rule.split), ("fallback", rule.fallback)):
             for i, target in enumerate(targets):
                 if target.backend not in known_backends:
                     raise RuleError(
                         f"rule '{rule.name}': {side}[{i}].backend: unknown backend '{target.backend}'"
-                        + _suggest(target.backend, known_backends)
+                        + suggest(target.backend, known_backends)
                     )
 
 
@@ -214,11 +225,11 @@ def unrouted(rules: Iterable[Rule], tasks: Iterable[str]) -> tuple[str, ...]:
 
 
 def _rule(entry: object, *, at: str) -> Rule:
-    fields = _mapping(entry, at)
-    name = _name(fields.get("name"), f"{at}: name")
+    fields = mapping_at(entry, at)
+    name = name_at(fields.get("name"), f"{at}: name")
     at = f"rule '{name}'"
     known = ("name", "match", "split", "strategy", "sticky_by", "fallback", "retries", "hedge", "enabled")
-    _known(fields, known, at)
+    only_known(fields, (*known, *policies.FIELDS), at)
     split = _targets(fields.get("split", ()), f"{at}: split")
     if not split:
         raise RuleError(f"{at}: split: at least one target is needed")
@@ -228,19 +239,20 @@ def _rule(entry: object, *, at: str) -> Rule:
         name=name,
         match=_match(fields.get("match", {}), f"{at}: match"),
         split=split,
-        strategy=_choice(fields.get("strategy", "weighted"), STRATEGIES, f"{at}: strategy"),
-        sticky_by=_choice(fields.get("sticky_by", "request"), ("request", "tenant"), f"{at}: sticky_by"),
+        strategy=choice_at(fields.get("strategy", "weighted"), STRATEGIES, f"{at}: strategy"),
+        sticky_by=choice_at(fields.get("sticky_by", "request"), ("request", "tenant"), f"{at}: sticky_by"),
         fallback=_targets(fields.get("fallback", ()), f"{at}: fallback"),
-        retries=_count(fields.get("retries", 0), MAX_RETRIES, f"{at}: retries"),
-        hedge=_flag(fields.get("hedge", False), f"{at}: hedge"),
-        enabled=_flag(fields.get("enabled", True), f"{at}: enabled"),
+        retries=count_at(fields.get("retries", 0), MAX_RETRIES, f"{at}: retries"),
+        hedge=flag_at(fields.get("hedge", False), f"{at}: hedge"),
+        policies=policies.policies(fields, at),
+        enabled=flag_at(fields.get("enabled", True), f"{at}: enabled"),
     )
 
 
 def _match(entry: object, at: str) -> Match:
-    fields = _mapping(entry, at)
-    _known(fields, ("task", "tenant", "model"), at)
-    return Match(**{k: v if v == ANY else _name(v, f"{at}.{k}") for k, v in fields.items()})
+    fields = mapping_at(entry, at)
+    only_known(fields, ("task", "tenant", "model"), at)
+    return Match(**{k: v if v == ANY else name_at(v, f"{at}.{k}") for k, v in fields.items()})
 
 
 def _targets(entry: object, at: str) -> tuple[Target, ...]:
@@ -250,23 +262,23 @@ def _targets(entry: object, at: str) -> tuple[Target, ...]:
 
 
 def _target(entry: object, at: str) -> Target:
-    fields = _mapping(entry, at)
-    _known(fields, ("backend", "model", "version", "weight", "parameters", "context_tokens"), at)
+    fields = mapping_at(entry, at)
+    only_known(fields, ("backend", "model", "version", "weight", "parameters", "context_tokens"), at)
     version = fields.get("version", "")
     if not isinstance(version, str) or not (version == "" or version.isdecimal()):
         raise RuleError(f'{at}.version: must be a quoted number such as "2"')
     return Target(
-        backend=_name(fields.get("backend"), f"{at}.backend"),
-        model=ANY if fields.get("model") == ANY else _name(fields.get("model"), f"{at}.model"),
+        backend=name_at(fields.get("backend"), f"{at}.backend"),
+        model=ANY if fields.get("model") == ANY else name_at(fields.get("model"), f"{at}.model"),
         version=version,
-        weight=_count(fields.get("weight", 1), MAX_WEIGHT, f"{at}.weight"),
+        weight=count_at(fields.get("weight", 1), MAX_WEIGHT, f"{at}.weight"),
         parameters=_parameters(fields.get("parameters", {}), f"{at}.parameters"),
-        context_tokens=_count(fields.get("context_tokens", 0), MAX_CONTEXT_TOKENS, f"{at}.context_tokens"),
+        context_tokens=count_at(fields.get("context_tokens", 0), MAX_CONTEXT_TOKENS, f"{at}.context_tokens"),
     )
 
 
 def _parameters(entry: object, at: str) -> Mapping[str, Any]:
-    fields = _mapping(entry, at)
+    fields = mapping_at(entry, at)
     for name in fields:
         if name in OURS:
             raise RuleError(f"{at}.{name}: is not a target's to set")
@@ -284,45 +296,3 @@ def _parameters(entry: object, at: str) -> Mapping[str, Any]:
 def _targets_document(targets: Iterable[Target]) -> list[dict[str, Any]]:
     unsaid = {"version": "", "parameters": {}, "context_tokens": 0}
     return [{k: v for k, v in asdict(t).items() if k not in unsaid or v != unsaid[k]} for t in targets]
-
-
-def _mapping(entry: object, at: str) -> Mapping[str, Any]:
-    if not isinstance(entry, Mapping) or not all(isinstance(k, str) for k in entry):
-        raise RuleError(f"{at}: must be a mapping")
-    return entry
-
-
-def _known(fields: Mapping[str, Any], known: Sequence[str], at: str) -> None:
-    for name in fields:
-        if name not in known:
-            raise RuleError(f"{at}: unknown field '{name}'{_suggest(name, known)}")
-
-
-def _name(value: object, at: str) -> str:
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise RuleError(f"{at}: must be a name of letters, digits and . _ : / - (at most 128)")
-    return value
-
-
-def _count(value: object, most: int, at: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise RuleError(f"{at}: must be a whole number from 0 to {most}")
-    return value
-
-
-def _flag(value: object, at: str) -> bool:
-    if not isinstance(value, bool):
-        raise RuleError(f"{at}: must be true or false")
-    return value
-
-
-def _choice(value: object, choices: Sequence[_Choice], at: str) -> _Choice:
-    for choice in choices:
-        if value == choice:
-            return choice
-    raise RuleError(f"{at}: must be one of {', '.join(choices)}")
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""

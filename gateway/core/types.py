@@ -4,14 +4,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+Priority = Literal["interactive", "batch"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A request limit of a key: `requests` per `period_us`, of which `burst` may come at once."""
+    """So much per period, or at once, of one key or of several together.
 
-    requests: int
-    period_us: int
-    burst: int
+    Attributes:
+        kind: what is counted. `usd` in 1e-9 dollars, by calendar days and months (UTC).
+        amount: so many. `burst` of them may come at once (requests and tokens).
+        per: second, minute, hour, day, month; empty for `concurrent`.
+        task / model / priority: the requests that it counts; `*` = all.
+        shared_by: each key has a counter of its own, or those of a tenant have one, or all of them.
+    """
+
+    kind: Literal["requests", "tokens", "usd", "concurrent"]
+    amount: int
+    per: str = ""
+    burst: int = 0
+    task: str = "*"
+    model: str = "*"
+    priority: str = "*"
+    shared_by: Literal["key", "tenant", "all"] = "key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +44,6 @@ class Caller:
 
 
 Parameter = str | int | float | bool
-Priority = Literal["interactive", "batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +101,7 @@ class InferenceRequest:
         stream: whether the caller wants events as they come.
         model / version: named by the caller itself (tensor tasks); empty where the rules alone decide.
         sequence: where the request is one of a sequence.
+        ordering_key: requests of a tenant with the same one go in their order; empty where there is none.
     """
 
     id: str
@@ -100,6 +115,7 @@ class InferenceRequest:
     version: str = ""
     sequence: SequenceStep | None = None
     priority: Priority = "interactive"
+    ordering_key: str = ""
 
 
 # --- what a backend is asked -------------------------------------------------------------------
@@ -293,23 +309,47 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitState:
+    """How a limit stands after a request, in the limit's own unit.
+
+    Attributes:
+        remaining: never negative.
+        reset_us: until it is whole again; of `concurrent` 0, as nobody knows.
+        is_hopeless: the request asks for more than the limit ever gives at once.
+        retry_after_us: until the same request would pass; 0 where it has passed, or where nobody knows.
+    """
+
+    limit: Limit
+    remaining: int
+    reset_us: int
+    is_refused: bool = False
+    is_hopeless: bool = False
+    retry_after_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What the limiter said. Being limited is a result, not an error.
 
     Attributes:
-        name: the limit that is nearest to its end, as a caller would call it ("60 requests per minute").
-        limit / remaining: in requests; remaining is never negative.
-        reset_us: until the limit is whole again. retry_after_us: until one more would pass (0 if allowed).
-        degraded: the shared store was out of reach and the local limiter decided.
+        states: of every limit that counts the request.
+        refused_by: the limit that was hit; of several, the one that lasts longest.
+        is_queue_full: no limit was hit, but too many requests wait under its ordering key.
+        ticket: its number under its ordering key.
+        degraded: the shared store was out of reach; the worker decided alone, or let it pass.
     """
 
     allowed: bool
-    name: str = ""
-    limit: int | None = None
-    remaining: int | None = None
-    reset_us: int = 0
-    retry_after_us: int = 0
+    states: tuple[LimitState, ...] = ()
+    refused_by: LimitState | None = None
+    is_queue_full: bool = False
+    ticket: int | None = None
     degraded: bool = False
+
+    def nearest(self, kind: str) -> LimitState | None:
+        """The limit of a kind that is nearest to its end."""
+        states = [state for state in self.states if state.limit.kind == kind]
+        return min(states, key=lambda state: (not state.is_refused, state.remaining), default=None)
 
 
 ALLOWED: Final = Verdict(allowed=True)

@@ -3,48 +3,13 @@
 from collections.abc import Sequence
 
 from gateway.core.errors import SequencesUnavailable
-from gateway.core.rate_limit import Charge, decide_all, verdict
 from gateway.core.rules import RuleSet
 from gateway.core.sequences import Pin, Pins
-from gateway.core.types import Place, Verdict
+from gateway.core.types import Place
 from gateway.ports import Clock
 
 MAX_KEYS = 100_000  # about 15 MB of counters
 _FIRST_SWEEP = 1024
-
-
-class MemoryLimiter:
-    """`Limiter` for one process. Holds at most `max_keys` counters.
-
-    Counters whose time has passed are dropped, for they say the same as none; over the bound, so are those
-    that would be whole again soonest.
-    """
-
-    def __init__(self, clock: Clock, *, max_keys: int = MAX_KEYS) -> None:
-        self._clock = clock
-        self._max_keys = max_keys
-        self._tats_us: dict[str, int] = {}
-        self._sweep_at = min(_FIRST_SWEEP, max_keys)
-
-    async def charge(self, charges: Sequence[Charge]) -> Verdict:
-        """See `ports.Limiter`."""
-        now_us = self._clock()
-        outcomes = decide_all(charges, tats_us=self._tats_us, now_us=now_us)
-        if all(outcome.allowed for outcome in outcomes):
-            for charge, outcome in zip(charges, outcomes, strict=True):
-                self._tats_us[charge.key] = outcome.tat_us
-            if len(self._tats_us) > self._sweep_at:
-                self._sweep(now_us)
-        return verdict(charges, outcomes)
-
-    def _sweep(self, now_us: int) -> None:
-        """Drop what is past. The next sweep waits for twice as many counters, so its cost spreads thin."""
-        kept = {key: tat_us for key, tat_us in self._tats_us.items() if tat_us > now_us}
-        if len(kept) > self._max_keys:
-            latest_first = sorted(kept.items(), key=lambda item: -item[1])
-            kept = dict(latest_first[: max(1, self._max_keys * 3 // 4)])
-        self._tats_us = kept
-        self._sweep_at = min(max(_FIRST_SWEEP, 2 * len(kept)), self._max_keys)
 
 
 class MemoryRuleSource:

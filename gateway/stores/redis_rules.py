@@ -28,7 +28,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.core.errors import RulesUnavailable, StaleRevision
-from gateway.core.rules import Rule, RuleError, RuleSet, parse_rules, rules_document
+from gateway.core.rule_fields import RuleError
+from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document
 from gateway.ports import Applied, WorkerState
 from gateway.stores.redis_script import UNREACHABLE, load_script
 

@@ -26,9 +26,10 @@ from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
 from gateway.sequences import PinnedSequences
 from gateway.stores.leases import MemoryLeases
-from gateway.stores.memory import MemoryLimiter, MemoryRuleSource, MemorySequenceStore
+from gateway.stores.memory import MemoryRuleSource, MemorySequenceStore
+from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.telemetry.metrics import Metrics
-from gateway.wiring import monotonic_us
+from gateway.wiring import monotonic_us, wall_us
 from tests.kit.app import Recorder
 from tests.kit.tritons import tritons
 from tests.kit.wait import until, until_async
@@ -217,7 +218,7 @@ class Walk:
             tasks={"raw": Task(name="raw", contract=Raw(), timeout_us=TIMEOUT_US, attempt_timeout_us=5_000_000)},
             backends=backends,
             gates={"triton": Gate(max_in_flight=256, max_queue_size=1024)},
-            limiter=MemoryLimiter(monotonic_us),
+            admissions=MemoryAdmissions(wall_us),
             rules=rules,
             sequences=PinnedSequences(
                 MemorySequenceStore(monotonic_us), backends, board=self.board, clock=monotonic_us

@@ -27,12 +27,13 @@ from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
 from gateway.ports import Backend, SequenceStore
 from gateway.sequences import PinnedSequences
-from gateway.stores.memory import MemoryLimiter, MemoryRuleSource, MemorySequenceStore
+from gateway.stores.memory import MemoryRuleSource, MemorySequenceStore
+from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.tasks.chat import Chat
 from gateway.tasks.contract import Contract
 from gateway.tasks.image_classification import ImageClassification
 from gateway.tasks.text_embedding import TextEmbedding
-from gateway.wiring import monotonic_us
+from gateway.wiring import monotonic_us, wall_us
 
 KEY, LIMITED_KEY, EMBEDDING_KEY, ADMIN_KEY = "secret-one", "secret-limited", "secret-embedding", "secret-admin"
 DIMENSIONS = 4
@@ -168,7 +169,7 @@ async def running(
         tasks=tasks,
         backends=by_name,
         gates={b.name: Gate(max_in_flight=max_in_flight, max_queue_size=max_queue_size) for b in backends},
-        limiter=MemoryLimiter(monotonic_us),
+        admissions=MemoryAdmissions(wall_us),
         rules=source,
         sequences=PinnedSequences(store, by_name, board=board, clock=monotonic_us),
         board=board,
@@ -179,7 +180,7 @@ async def running(
         usd_per_hour=dict(usd_per_hour),
     )
     stop = asyncio.Event()
-    three = (Limit(requests=3, period_us=60_000_000, burst=3),)
+    three = (Limit(kind="requests", amount=3, per="minute", burst=3),)
     callers = {
         KEY: Caller(key_id="one", tenant="t1"),
         ADMIN_KEY: Caller(key_id="admin", tenant="t1", is_admin=True),

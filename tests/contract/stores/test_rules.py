@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.errors import RulesUnavailable, StaleRevision
-from gateway.core.rules import RuleError, RuleSet, check_targets, parse_rules
+from gateway.core.rule_fields import RuleError
+from gateway.core.rules import RuleSet, check_targets, parse_rules
 from gateway.stores import redis_rules
 from gateway.stores.memory import MemoryRuleSource
 from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore

@@ -1,0 +1,110 @@
+"""The sections `limits`, `keys` and `redis`: who may do how much, and where that is kept for all."""
+
+import hashlib
+import os
+from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from gateway.core.rate_limit import PERIODS_US
+from gateway.core.types import Limit
+from gateway.settings.section import Section
+
+MAX_WINDOW_US: Final = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
+_NANO: Final = 1_000_000_000
+_KINDS: Final = ("requests", "tokens", "usd", "concurrent")
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+
+
+class LimitSettings(Section):
+    """So many requests or tokens per period, so much money per calendar day or month (UTC), or so many at once."""
+
+    per: Literal["second", "minute", "hour", "day", "month"] | None = None
+    requests: int | None = Field(default=None, ge=1, le=10**9)
+    tokens: int | None = Field(default=None, ge=1, le=10**12)
+    usd: float | None = Field(default=None, gt=0, le=1e6)
+    concurrent: int | None = Field(default=None, ge=1, le=10**6, description="requests that are under way")
+    burst: int | None = Field(
+        default=None, ge=1, le=10**12, description="requests or tokens that may come at once; default: all"
+    )
+    task: str | None = Field(default=None, pattern=_NAME, description="only requests for this task")
+    model: str | None = Field(default=None, pattern=_NAME, description="only requests that name this model")
+    priority: Literal["interactive", "batch"] | None = None
+    shared_by: Literal["key", "tenant", "all"] = Field(
+        default="key", description="each key has a counter, or the keys of a tenant have one, or all keys have one"
+    )
+
+    @model_validator(mode="after")
+    def _is_exact(self) -> Self:
+        given = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of {', '.join(_KINDS)}")
+        kind = given[0]
+        if (self.per is None) != (kind == "concurrent"):
+            raise ValueError("`concurrent` has no period" if self.per else f"`{kind}` needs `per`")
+        if kind == "usd" and self.per not in ("day", "month"):
+            raise ValueError("`usd` is per day or per month")
+        if kind != "usd" and self.per == "month":
+            raise ValueError("only `usd` is per month")
+        if self.burst is not None and kind not in ("requests", "tokens"):
+            raise ValueError(f"`{kind}` has no burst")
+        limit = self.limit()
+        if limit.burst and PERIODS_US[limit.per] * limit.burst // limit.amount > MAX_WINDOW_US:
+            raise ValueError("burst is too large for so few per period")
+        return self
+
+    def limit(self) -> Limit:
+        """The same as the limiter takes it."""
+        kind: Any = next(kind for kind in _KINDS if getattr(self, kind) is not None)
+        given = getattr(self, kind)
+        amount = round(given * _NANO) if kind == "usd" else int(given)
+        return Limit(
+            kind=kind,
+            amount=max(1, amount),
+            per=self.per or "",
+            burst=(self.burst or amount) if kind in ("requests", "tokens") else 0,
+            task=self.task or "*",
+            model=self.model or "*",
+            priority=self.priority or "*",
+            shared_by=self.shared_by,
+        )
+
+
+class KeySettings(Section):
+    """An API key: its secret's environment variable or its SHA-256, whose it is, and what it may."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    tenant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    key_env: str | None = None
+    key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    limits: tuple[LimitSettings, ...] | None = Field(default=None, description="default: the section `limits`")
+    tasks: tuple[str, ...] | None = Field(default=None, description="default: every task")
+    admin: bool = Field(default=False, description="may list, load and unload models on /v2/repository")
+
+    @model_validator(mode="after")
+    def _has_one_secret(self) -> "KeySettings":
+        if (self.key_env is None) == (self.key_sha256 is None):
+            raise ValueError("give either key_env or key_sha256")
+        return self
+
+    def digest(self) -> str | None:
+        """SHA-256 of the secret in hex; None where its environment variable is not set."""
+        if self.key_sha256 is not None:
+            return self.key_sha256
+        secret = os.environ.get(self.key_env or "", "")
+        return hashlib.sha256(secret.encode()).hexdigest() if secret else None
+
+
+class RedisSettings(Section):
+    """The shared store. `url` empty: limits and rules live in this process alone."""
+
+    url: str = ""
+    prefix: str = "gateway:"
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("must begin with redis://, rediss:// or unix://, or be empty")
+        return value

@@ -1,0 +1,9 @@
+"""What all sections of the configuration share."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A mapping that refuses fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
