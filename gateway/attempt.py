@@ -23,10 +23,12 @@ from gateway.core.types import (
     OpenAIPayload,
     Part,
     Payload,
+    TensorPayload,
     Tensors,
     Usage,
     Work,
 )
+from gateway.core.waiting import items_of
 from gateway.gate import Gate
 from gateway.ports import Backend, Clock, Sequences
 from gateway.tasks.contract import Contract, Form, located
@@ -97,7 +99,7 @@ class Attempt:
         usage: final, with its cost, once the answers have ended, whichever way.
         is_sent / has_begun / has_failed: the backend has the request; a part of its answer has come; it failed.
         is_turned_away: it failed before the place had any work with it.
-        work: what a generative request will take, where the choice of the place had to know it.
+        work: what a generative request will take, where the choice of the place or a queue had to know it.
     """
 
     request: InferenceRequest
@@ -118,6 +120,7 @@ class Attempt:
     is_turned_away: bool = False
     _last_wait_us: int = 0
     _form: Form | None = None
+    _payload: Payload | None = None
     _generative: "_Generative | None" = None
 
     async def answers(self) -> AsyncGenerator[Part, None]:
@@ -129,7 +132,14 @@ class Attempt:
             form = self._form = self.task.contract.forms.get(backend.speaks)
             if form is None:
                 raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="this kind of backend lacks the task"))
-            if await gate.enter(place.replica, priority=self.request.priority, within_us=step.begin_within_us):
+            waited = await gate.enter(
+                place.replica,
+                tenant=self.request.caller.tenant,
+                priority=self.request.priority,
+                within_us=step.begin_within_us,
+                work=lambda: self._expected_work(form),
+            )
+            if waited is not None:
                 self.gate_us = clock() - asked_us
             entered_us = clock()
             try:
@@ -150,16 +160,34 @@ class Attempt:
                 self.has_failed = True
                 raise
             finally:
-                gate.leave(place.replica, stayed_us=clock() - entered_us)
-                self._end()
+                stayed_us = clock() - entered_us
+                try:
+                    self._end()
+                finally:
+                    gate.leave(place.replica, stayed_us=stayed_us, waited=waited, took=self._tokens_used)
             if not self.has_begun:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
         if self.request.sequence is not None:
             await self.on.sequences.answered(self.request, version=self.version)
 
+    def _expected_work(self, form: Form) -> int:
+        """What tenants share a full server by: tokens of an LLM, else items."""
+        payload = self._payload = form.payload(self.request.input)
+        if isinstance(payload, TensorPayload):
+            return items_of(payload)
+        self.work = self.work or tokens.work_of(payload)
+        return self.work.input_tokens + self.work.output_tokens
+
+    @property
+    def _tokens_used(self) -> int | None:
+        """What it used of an LLM; None where it failed, for which it is charged what was expected of it."""
+        if self._generative is None or self.usage == NOTHING_USED or self.has_failed:
+            return None
+        return (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
+
     async def _call(self, form: Form) -> BackendCall:
         request, place = self.request, self.step.place
-        payload: Payload = form.payload(request.input)
+        payload: Payload = self._payload or form.payload(request.input)
         if isinstance(payload, OpenAIPayload):
             payload = self.plan.payload_for(place, payload)
         return BackendCall(

@@ -3,18 +3,24 @@
 Triton's own queue bounds and priorities cost it stalls of half a second (decision 0010), and what waits here can still
 be taken back when its caller leaves. Who cannot have its turn in time is refused at once, so that another place can be
 tried while there is time for it. One gate for each backend and process.
+
+No place is kept free for interactive requests, nor is batch bound to a share of them: whoever leaves makes room, and
+interactive ones go first, so that one waits for a single request to end and not for the batch. A place that is kept
+free would cost capacity whenever there is only batch to do. Of one priority, tenants share by work (`core.waiting`).
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.types import Priority
-from gateway.core.waiting import Stays, WaitingLine, expected_wait_us
+from gateway.core.waiting import Stays, Waiter, WaitingLine, expected_wait_us
 
 MAX_REPLICAS: Final = 256  # whose stays are remembered; addresses come and go
 _Turn = asyncio.Future[bool]
+Waited = Waiter[_Turn]
+"""What `Gate.enter` gives to one that had to wait."""
 
 
 class Gate:
@@ -36,8 +42,13 @@ class Gate:
         """Requests that wait, by replica."""
         return {replica: len(line) for replica, line in self._lines.items() if len(line)}
 
-    async def enter(self, replica: str, *, priority: Priority, within_us: int) -> bool:
-        """Return when a request may be sent to `replica`, with whether it had to wait; `leave` must follow.
+    async def enter(
+        self, replica: str, *, tenant: str, priority: Priority, within_us: int, work: Callable[[], int]
+    ) -> Waited | None:
+        """Return when a request may be sent to `replica`: None where it did not have to wait. `leave` must follow.
+
+        `work` is what it is expected to take, in a unit of the backend's (tokens, or items), and is asked only of those
+        that have to wait: while there are free places, nothing is to be shared.
 
         Raises `BackendError` OVERLOADED where too many wait already, where its turn is not expected within `within_us`
         (at once, with when it is), and where it did not come in time.
@@ -45,32 +56,34 @@ class Gate:
         in_flight = self._in_flight.get(replica, 0)
         if in_flight < self._max_in_flight:
             self._in_flight[replica] = in_flight + 1
-            return False
-        line = self._line_in_time(replica, priority, within_us)
+            return None
+        line = self._line_in_time(replica, tenant, priority, within_us)
         turn: _Turn = asyncio.get_running_loop().create_future()
-        number, put_out = line.join(turn, priority)
-        if put_out is not None and not put_out.done():
-            put_out.set_result(False)
+        waiter, put_out = line.join(turn, tenant=tenant, priority=priority, work=work())
+        if put_out is not None and not put_out.item.done():
+            put_out.item.set_result(False)
         try:
             async with asyncio.timeout(within_us / 1e6):
                 has_turn = await turn
         except BaseException as ended:
-            line.leave(number)
+            line.leave(waiter)
             if turn.done() and not turn.cancelled() and turn.result():
-                self.leave(replica)  # its turn had just come: it is the next one's
+                self.leave(replica, waited=waiter, took=0)  # its turn had just come: it is the next one's
+            else:
+                line.took(waiter, 0)
             if isinstance(ended, TimeoutError):
                 raise _overloaded("its turn did not come in time") from None
             raise
         if not has_turn:
             raise _overloaded("too many requests wait for this server")
-        return True
+        return waiter
 
-    def _line_in_time(self, replica: str, priority: Priority, within_us: int) -> WaitingLine[_Turn]:
+    def _line_in_time(self, replica: str, tenant: str, priority: Priority, within_us: int) -> WaitingLine[_Turn]:
         """The line of a full server, for one who is likely to have its turn within `within_us`."""
         line = self._lines.get(replica)
         stays = self._stays.get(replica)
         if stays is not None:
-            ahead = line.ahead_of(priority) if line else 0
+            ahead = line.ahead_of(tenant, priority) if line else 0
             wait_us = expected_wait_us(stays, ahead=ahead, max_in_flight=self._max_in_flight)
             if wait_us is not None and wait_us > within_us:
                 why = f"its turn is expected in {wait_us / 1e6:.3f} s, and it may wait for {within_us / 1e6:.3f} s"
@@ -79,25 +92,30 @@ class Gate:
             line = self._lines[replica] = WaitingLine(self._max_queue_size)
         return line
 
-    def leave(self, replica: str, *, stayed_us: int | None = None) -> None:
+    def leave(
+        self, replica: str, *, stayed_us: int | None = None, waited: Waited | None = None, took: int | None = None
+    ) -> None:
         """A request has been answered, or given up: the next one in line has its place.
 
         `stayed_us`: how long it was there since its turn; the waits of those that come are foretold from it.
+        `waited`, `took`: what `enter` gave it, and the work that it took in the end, where that is known.
         """
         if stayed_us is not None:
             self._remember(replica, stayed_us)
         line = self._lines.get(replica)
-        while line and (turn := line.next()) is not None:
-            if not turn.done():
-                turn.set_result(True)
+        if line is not None and waited is not None and took is not None:
+            line.took(waited, took)
+        while line and (waiter := line.next()) is not None:
+            if not waiter.item.done():
+                waiter.item.set_result(True)
                 return
-        if line is not None and not len(line):
-            del self._lines[replica]
         left = self._in_flight[replica] - 1
         if left:
             self._in_flight[replica] = left
-        else:
-            del self._in_flight[replica]
+            return
+        del self._in_flight[replica]
+        if line is not None:  # an idle server owes nobody
+            del self._lines[replica]
 
     def _remember(self, replica: str, stayed_us: int) -> None:
         stays = self._stays.get(replica)

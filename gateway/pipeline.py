@@ -1,4 +1,4 @@
-"""The walk of one request: admit -> route -> dispatch -> settle. Read `Pipeline.handle` from top to bottom.
+"""The walk of one request: recall -> admit -> route -> dispatch -> settle. Read `Pipeline.handle` from top to bottom.
 
 Each step asks `gateway.core` what to do and a port to do it. One event stream serves unary and streamed answers
 (unary = a stream of one): `Started`, then the answer's events, then `Finished`. A failure before `Started` is a clean
@@ -27,7 +27,9 @@ from gateway.core.errors import (
 )
 from gateway.core.loads import LoadBoard
 from gateway.core.policies import DEFAULT
+from gateway.core.rate_limit import Take
 from gateway.core.record import RequestRecord
+from gateway.core.recording import Recording
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
 from gateway.core.rules import Rule
@@ -38,7 +40,6 @@ from gateway.core.types import (
     Event,
     Finished,
     InferenceRequest,
-    Limit,
     OpenAIPayload,
     Part,
     Place,
@@ -51,6 +52,8 @@ from gateway.core.types import (
 )
 from gateway.gate import Gate
 from gateway.ports import Admission, Admissions, Backend, Clock, Observer, RuleSource, Sequences
+from gateway.recall import Recall, Recalls
+from gateway.releasing import released
 
 __all__ = ["Pipeline", "Task"]
 
@@ -60,6 +63,7 @@ class Walk:
     """What is known of one request so far; written by the steps, read by settle. `won` is the attempt that answers."""
 
     rule: Rule | None = None
+    recall: Recall | None = None
     admission: Admission | None = None
     admitted_us: int | None = None
     plan: Plan | None = None
@@ -76,6 +80,11 @@ class Walk:
     def verdict(self) -> Verdict:
         """What the limiter said."""
         return ALLOWED if self.admission is None else self.admission.verdict
+
+    @property
+    def found(self) -> Recording | None:
+        """The answer that is given again."""
+        return None if self.recall is None else self.recall.found
 
     @property
     def has_lost_its_turn(self) -> bool:
@@ -106,6 +115,7 @@ class Pipeline:
     gates: Mapping[str, Gate]
     admissions: Admissions
     rules: RuleSource
+    recalls: Recalls
     sequences: Sequences
     board: BreakerBoard
     observer: Observer
@@ -125,41 +135,60 @@ class Pipeline:
         error: GatewayError | None = ClientClosed("the caller left")  # until another end is known
         self.observer.began(request.task)
         try:
-            # 1 admit: one atomic step takes of all limits, and a ticket of the order, or nothing.
             walk.rule = self.rules.current().rule_of(request)
+            # 1 recall: what was answered before is given again, and costs a request alone.
+            if request.idempotency_key or (walk.rule and walk.rule.policies.cache):
+                walk.recall = await self.recalls.find(request, walk.rule)
+            # 2 admit: one atomic step takes of all limits, and a ticket of the order, or nothing.
             await self._admit(request, walk)
-            # 2 route: ordered candidates, each other place with the reason why not.
+            if walk.recall is not None and walk.recall.found is not None:
+                for event in walk.recall.again(walk.recall.found, walk.verdict):
+                    yield event
+                error = None
+                return
+            # 3 route: ordered candidates, each other place with the reason why not.
             walk.plan = self.plan(request, walk)
             if request.sequence is not None:  # what has begun goes on where its state is
                 walk.plan = await self.sequences.route(request, walk.plan)
-            # 3 dispatch: the first candidate that begins to answer has the request.
+            # 4 dispatch: the first candidate that begins to answer has the request.
             async with aclosing(self._dispatch(request, walk.plan, walk)) as events:
                 async for event in events:
-                    yield event
+                    yield event if walk.recall is None else walk.recall.seen(event)
             error = None
             walk.timing = self._timing(request, walk)
-            yield Finished(usage=walk.usage, timing=walk.timing)
+            finished = Finished(usage=walk.usage, timing=walk.timing)
+            if walk.recall is not None:
+                await walk.recall.keep(finished)
+            yield finished
         except GatewayError as refused:
             error = refused
             error.verdict = walk.verdict
+            if walk.recall is not None:
+                await walk.recall.refused(error)
             raise
         except Exception as unforeseen:  # the request boundary: every fault gets an honest answer
             error = InternalError("the gateway failed on this request")
             error.verdict, error.__cause__ = walk.verdict, unforeseen
             raise error from unforeseen
         finally:
-            # 4 settle: what was taken is given back, and one record is written.
+            # 5 settle: what was taken is given back, and one record is written.
             self._settle(request, walk, error)
 
     async def _admit(self, request: InferenceRequest, walk: Walk) -> None:
         """Take what the request will use, and wait for its turn where its order says so. Raises `GatewayError`."""
         policies = walk.rule.policies if walk.rule else DEFAULT
-        limits = rate_limit.limits_for(request.caller, request.task, request.model, request.priority)
-        tokens, nano_usd = self._expected(request, walk, limits)
+        counted = rate_limit.counters(request.caller, request.task, request.model, request.priority)
+        ordering_key = request.ordering_key
+        if walk.found is not None:
+            counted, ordering_key = tuple([take for take in counted if not take.is_held]), ""
+        if not counted and not ordering_key:
+            walk.admitted_us = self.clock()
+            return
+        tokens, nano_usd = self._expected(request, walk, counted)
         wanted = Wanted(
             tenant=request.caller.tenant,
-            takes=rate_limit.takes(request.caller, limits, tokens=tokens, nano_usd=nano_usd),
-            ordering_key=request.ordering_key,
+            takes=rate_limit.takes(counted, tokens=tokens, nano_usd=nano_usd),
+            ordering_key=ordering_key,
             queue_bound=policies.ordering.max_queue_size,
             on_store_down=policies.on_store_down,
             orders_alone=policies.ordering.on_store_down == "local",
@@ -168,29 +197,44 @@ class Pipeline:
         walk.admitted_us = self.clock()
         if not walk.verdict.allowed:
             raise refusal(walk.verdict)
-        await self._turn(request, walk, "serial")
+        if self._is_ordered(request, walk, "serial"):
+            await self._turn(request, walk)
 
-    def _expected(self, request: InferenceRequest, walk: Walk, limits: Sequence[Limit]) -> tuple[int, int]:
-        """Tokens and nano-USD that it may use up, where a limit has to know: at the dearest place of its rule."""
-        kinds = {limit.kind for limit in limits}
+    def _expected(self, request: InferenceRequest, walk: Walk, counted: Sequence[Take]) -> tuple[int, int]:
+        """Tokens and nano-USD that it may use up, where a limit has to know: at the dearest place of its rule's split.
+
+        One token at least, and one nano-USD where it may come to a place with a price: a limit that is used up lets
+        nothing pass that may take of it, whatever it was expected to take.
+        """
+        kinds = {take.limit.kind for take in counted}
         pool = self._pool(request, walk) if kinds & {"tokens", "usd"} else None
         if pool is None:
-            return 0, 0
+            return 1, 0
         work = pool.work()
-        places = [target.place for target in walk.rule.split] if walk.rule and "usd" in kinds else []
-        costs = [self._expected_nano_usd(place, work) or 0 for place in places if place.backend in self.backends]
-        return work.input_tokens + work.output_tokens, max(costs, default=0)
+        costs = self._costs(walk.rule, work) if walk.rule and "usd" in kinds else []
+        return max(1, work.input_tokens + work.output_tokens), max(costs, default=0)
 
-    async def _turn(self, request: InferenceRequest, walk: Walk, mode: str) -> None:
-        """Wait for the request's turn, if it is put in order in this way. Raises `GatewayError`."""
-        if walk.admission is None or not request.ordering_key:
+    def _costs(self, rule: Rule, work: Work) -> list[int]:
+        """What `work` will cost at each place that has a price; one that is fallen back to counts as the least."""
+        asked = [self._expected_nano_usd(target.place, work) for target in rule.split]
+        others = [self._expected_nano_usd(target.place, work) for target in rule.fallback]
+        return [max(1, cost) for cost in asked if cost is not None] + [1 for cost in others if cost is not None]
+
+    def _is_ordered(self, request: InferenceRequest, walk: Walk, mode: str) -> bool:
+        """Whether the request is put in order in this way."""
+        if not request.ordering_key or walk.found is not None:
+            return False
+        return (walk.rule.policies if walk.rule else DEFAULT).ordering.mode == mode
+
+    async def _turn(self, request: InferenceRequest, walk: Walk) -> None:
+        """Wait for the request's turn. Raises `GatewayError`."""
+        if walk.admission is None:
             return
-        ordering = (walk.rule.policies if walk.rule else DEFAULT).ordering
-        if ordering.mode == mode:
-            now_us = self.clock()
-            within_us = min(request.deadline_us - now_us, ordering.max_wait_ms * 1000 or request.deadline_us)
-            await walk.admission.turn(within_us=within_us)
-            walk.ordering_us = self.clock() - now_us
+        now_us = self.clock()
+        max_wait_us = (walk.rule.policies if walk.rule else DEFAULT).ordering.max_wait_ms * 1000
+        left_us = request.deadline_us - now_us
+        await walk.admission.turn(within_us=min(left_us, max_wait_us) if max_wait_us else left_us)
+        walk.ordering_us += self.clock() - now_us
 
     async def _dispatch(self, request: InferenceRequest, plan: Plan, walk: Walk) -> AsyncGenerator[Event, None]:
         """Try candidates until one begins to answer, then pass on all that it says."""
@@ -198,10 +242,9 @@ class Pipeline:
         while True:
             step = await self._next_step(request, plan, walk)
             try:
-                async with aclosing(self._parts(request, plan, step, walk)) as parts:
+                async with aclosing(self._in_order(request, walk, self._parts(request, plan, step, walk))) as parts:
                     async for part in parts:
                         if walk.route is None:
-                            await self._turn(request, walk, "release")
                             walk.won = walk.won or walk.attempts[-1]
                             walk.route = _route(plan, walk.won, walk)
                             yield Started(route=walk.route, verdict=walk.verdict)
@@ -212,8 +255,9 @@ class Pipeline:
                 walk.faults.append(failed.fault)
                 if request.sequence is not None:
                     await self.sequences.failed(request, step.place, failed.fault)
-                if walk.won is not None:  # a part has left: no second backend may continue it
+                if walk.route is not None:  # a part has left: no second backend may continue it
                     raise attempts.broken_off() from failed
+                walk.won = None
             else:
                 return
 
@@ -233,6 +277,8 @@ class Pipeline:
             )
             if isinstance(step, attempts.GiveUp):
                 raise step.error
+            if walk.has_lost_its_turn:
+                raise turn_lost()
             if not walk.faults:
                 return step
             if step.pause_us:
@@ -243,6 +289,12 @@ class Pipeline:
                 return step
             else:
                 raise attempts.told(walk.faults)
+
+    def _in_order(self, request: InferenceRequest, walk: Walk, parts: AsyncGenerator[Part]) -> AsyncGenerator[Part]:
+        """`parts`, held back until the request's turn where its order says so."""
+        if not self._is_ordered(request, walk, "release"):
+            return parts
+        return released(parts, self._turn(request, walk))
 
     def _budget(self, request: InferenceRequest) -> RetryBudget:
         return self.budgets.setdefault(request.task, RetryBudget())
@@ -348,6 +400,8 @@ class Pipeline:
 
     def _settle(self, request: InferenceRequest, walk: Walk, error: GatewayError | None) -> None:
         """No await in here, so that a cancellation cannot cut it short."""
+        if walk.recall is not None:
+            walk.recall.drop()
         timing, usage = walk.timing or self._timing(request, walk), walk.usage
         if walk.admission is not None:
             used = (usage.input_tokens or 0) + (usage.output_tokens or 0)
@@ -371,6 +425,7 @@ class Pipeline:
                 first_token_us=last.first_part_us if last else None,
                 usage=usage,
                 degraded=walk.verdict.degraded,
+                recalled=walk.recall.told.outcome if walk.recall and (error is None or error.recalled) else "",
             )
         )
 

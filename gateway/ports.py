@@ -1,13 +1,16 @@
 """What the pipeline needs from the world, each stated by its user. Adapters fit themselves to these."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Protocol, runtime_checkable
 
 from gateway.core.admissions import Wanted
+from gateway.core.answers import Claim, Found, Slot
 from gateway.core.breaker import Breaker
 from gateway.core.errors import Fault
+from gateway.core.keys import ApiKey, KnownKey
 from gateway.core.models import ModelFacts, ModelFigures, Outcomes
 from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
@@ -219,6 +222,50 @@ class Admissions(Protocol):
         ...
 
 
+class Answers(Protocol):
+    """Answers that are kept for all workers, and who is at work on one. Each operation is one atomic step.
+
+    All but `waiting` raise `IdempotencyUnavailable` where the store is out of reach.
+    """
+
+    async def claim(self, claim: Claim, *, lease_us: int, max_age_us: int | None = None) -> Found:
+        """The slot's kept answer, if it is not older than `max_age_us`; else the slot is claimed, if nobody has it.
+
+        An answer that is too old stays until it is kept anew.
+        """
+        ...
+
+    async def renew(self, claim: Claim, *, lease_us: int) -> None:
+        """Its lease lasts from now; nothing where it is no longer the slot's."""
+        ...
+
+    async def keep(self, claim: Claim, answer: bytes, *, for_us: int) -> bool:
+        """End the claim with the answer; false, and nothing is changed, where it is no longer the slot's.
+
+        Of those that an owner has kept the ones that end first make room.
+        """
+        ...
+
+    async def release(self, claim: Claim) -> None:
+        """End the claim without an answer; nothing where it is no longer the slot's."""
+        ...
+
+    def waiting(self, slot: Slot) -> AbstractAsyncContextManager["ClaimEnd"]:
+        """For those who wait: told of every end of a claim on `slot` from the start of the block on."""
+        ...
+
+
+class ClaimEnd(Protocol):
+    """See `Answers.waiting`."""
+
+    async def __call__(self, within_s: float) -> None:
+        """Return when a claim may have ended since the last call, or after `within_s`; never raises.
+
+        A lease that runs out is not told: claim again every second or so.
+        """
+        ...
+
+
 class RuleSource(Protocol):
     """The routing rules in force."""
 
@@ -419,4 +466,44 @@ class UsageSource(Protocol):
 
     async def read(self, first_day: date, last_day: date) -> Sequence[UsageRow]:
         """Every row of these days, the last included, in the order of days and names."""
+        ...
+
+
+class Keys(Protocol):
+    """The API keys that were made at run time, as one worker knows them."""
+
+    async def find(self, key_id: str) -> KnownKey | None:
+        """The key as it is now, whether or not it is in force; None where there is none.
+
+        Raises `KeysUnavailable` where nobody can tell.
+        """
+        ...
+
+
+class KeyStore(Protocol):
+    """The same for the control plane, to change them. Raises `RulesUnavailable`."""
+
+    async def create(self, key: ApiKey) -> None:
+        """Add a key. Raises `TooManyKeys`."""
+        ...
+
+    async def get(self, key_id: str) -> ApiKey:
+        """One key. Raises `UnknownKey`."""
+        ...
+
+    async def page(self, *, after: str, size: int, tenant: str = "") -> tuple[list[ApiKey], str | None]:
+        """At most `size` keys (of a tenant) in the order in which they were made, and what to name for those after."""
+        ...
+
+    async def change(
+        self, key_id: str, change: Callable[[ApiKey], ApiKey], *, expected_revision: int | None = None
+    ) -> ApiKey:
+        """Put what `change` makes of it in its place; `change` may be called again where another writer was quicker.
+
+        Raises `UnknownKey`, and `StaleRevision` where it is not the revision that was expected.
+        """
+        ...
+
+    async def delete(self, key_id: str) -> None:
+        """Take it away for good. Raises `UnknownKey`."""
         ...

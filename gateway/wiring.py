@@ -23,7 +23,7 @@ from gateway.admin.deploys import Deploys
 from gateway.admin.fleet import ModelBackend, Servers
 from gateway.admin.model_routes import ModelPlane
 from gateway.api.app import create_app
-from gateway.api.auth import KeyRing
+from gateway.api.auth import KeptSecret, KeyRing, Signing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api
 from gateway.backends.triton.backend import TritonBackend
@@ -38,12 +38,12 @@ from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Admissions, Backend, EventLog, Leases, Observer, RuleSource, SequenceStore
+from gateway.ports import Admissions, Answers, Backend, EventLog, Leases, Observer, RuleSource, SequenceStore
+from gateway.recall import Recalls
 from gateway.sequences import PinnedSequences
 from gateway.settings import (
     BackendSettings,
     ConfigError,
-    KeySettings,
     LLMSettings,
     LocalSettings,
     Settings,
@@ -52,9 +52,13 @@ from gateway.settings import (
 from gateway.stores.leases import MemoryLeases, RedisLeases
 from gateway.stores.memory import MAX_KEYS, MemoryRuleSource, MemorySequenceStore
 from gateway.stores.memory_admissions import MemoryAdmissions
+from gateway.stores.memory_answers import MemoryAnswers
+from gateway.stores.redis_answers import RedisAnswers
 from gateway.stores.redis_deaths import RedisDeaths
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents
+from gateway.stores.redis_key_store import RedisKeyStore
+from gateway.stores.redis_keys import RedisKeys
 from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
 from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
@@ -144,12 +148,16 @@ async def data_plane(
         )
         stack.push_async_callback(prober.close)
         await prober.start()
+        once_us = settings.recall.idempotency_ttl_s * 1_000_000
+        recalls = Recalls(stores.answers, monotonic_us, once_us=once_us)
+        stack.push_async_callback(recalls.close)
         pipeline = Pipeline(
             tasks=tasks,
             backends=backends,
             gates=gates,
             admissions=stores.admissions,
             rules=stores.rules,
+            recalls=recalls,
             sequences=PinnedSequences(stores.sequences, backends, board=board, clock=monotonic_us),
             board=board,
             observer=Observers(observers),
@@ -161,10 +169,11 @@ async def data_plane(
         )
         api = Api(
             pipeline=pipeline,
-            keys=KeyRing(_callers(settings)),
+            keys=KeyRing(_callers(settings), keys=stores.keys, signing=_signing(settings, stores.keys)),
             models=_models(settings),
             body=BodyLimits(max_bytes=settings.server.max_body_bytes, timeout_s=settings.server.body_timeout_s),
             is_ready=lambda: not is_draining(),
+            cors_origins=frozenset(settings.server.cors_origins),
         )
         yield create_app(api)
 
@@ -197,6 +206,7 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
             tuple(settings.tasks),
             models=ModelPlane(servers=servers, deploys=deploys, events=RedisEvents(client, settings.redis.prefix)),
             usage=RedisUsageSource(client, settings.redis.prefix),
+            keys=RedisKeyStore(client, settings.redis.prefix),
         )
 
 
@@ -290,6 +300,8 @@ class _Stores:
     rules: RuleSource
     sequences: SequenceStore
     leases: Leases
+    answers: Answers
+    keys: RedisKeys | None = None
     events: EventLog | None = None
     deaths: RedisDeaths | None = None
     observers: Sequence[Observer] = ()
@@ -305,6 +317,7 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
             rules=MemoryRuleSource(seed),
             sequences=MemorySequenceStore(monotonic_us, max_keys=MAX_KEYS if alone else 0),
             leases=MemoryLeases(monotonic_us),
+            answers=MemoryAnswers(monotonic_us, max_bytes=settings.recall.max_bytes),
         )
     client = _redis(settings)
     stack.push_async_callback(client.aclose)
@@ -318,17 +331,34 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     usage = RedisUsage(client, settings.redis.prefix)
     stack.push_async_callback(usage.close)
     usage.start()
+    answers = RedisAnswers(client, settings.redis.prefix, max_bytes=settings.recall.max_bytes)
+    stack.push_async_callback(answers.close)
     deaths = RedisDeaths(client, settings.redis.prefix)
     stack.push_async_callback(deaths.close)
+    keys = RedisKeys(client, settings.redis.prefix, tuple(limit.limit() for limit in settings.limits))
+    stack.push_async_callback(keys.close)
+    await keys.start()
     return _Stores(
         observers=(outcomes, usage),
         admissions=local,
         rules=rules,
         sequences=RedisSequenceStore(client, settings.redis.prefix),
         leases=RedisLeases(client, settings.redis.prefix),
+        answers=answers,
         events=RedisEvents(client, settings.redis.prefix),
         deaths=deaths,
+        keys=keys,
     )
+
+
+def _signing(settings: Settings, keys: RedisKeys | None) -> Signing | None:
+    """What signs client tokens, the same in all workers; None where they share nothing to keep it in."""
+    secret = settings.server.client_token_secret()
+    if not secret and keys is not None:
+        return keys.signing
+    if not secret and settings.server.workers > 1:
+        return None
+    return KeptSecret(secret or os.urandom(32)).signing
 
 
 def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: BreakerBoard) -> None:
@@ -347,9 +377,9 @@ def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: B
 
 def _redis(settings: Settings) -> Redis:
     try:
-        return connect(settings.redis.url)
+        return connect(settings.redis)
     except ValueError as error:
-        raise ConfigError(f"redis.url: {error}") from error
+        raise ConfigError(str(error)) from None  # its text names the field
 
 
 def _callers(settings: Settings) -> Mapping[str, Caller]:
@@ -359,19 +389,8 @@ def _callers(settings: Settings) -> Mapping[str, Caller]:
         if digest is None:
             _log.warning("key lets nobody in: its variable is not set", extra={"key": key.id, "variable": key.key_env})
         else:
-            callers[digest] = _caller(key, settings)
+            callers[digest] = key.caller(settings.limits)
     return callers
-
-
-def _caller(key: KeySettings, settings: Settings) -> Caller:
-    limits = settings.limits if key.limits is None else key.limits
-    return Caller(
-        key_id=key.id,
-        tenant=key.tenant,
-        limits=tuple(limit.limit() for limit in limits),
-        tasks=None if key.tasks is None else frozenset(key.tasks),
-        is_admin=key.admin,
-    )
 
 
 def _models(settings: Settings) -> Mapping[str, str]:

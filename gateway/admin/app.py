@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Header, Response
 
 from gateway.admin.door import Door
+from gateway.admin.keys import key_routes
 from gateway.admin.model_routes import ModelPlane, model_routes
 from gateway.admin.models import (
     RuleApplied,
@@ -26,7 +27,7 @@ from gateway.admin.problems import install_problems
 from gateway.admin.usage import usage_routes
 from gateway.core.errors import MalformedRequest, RevisionRequired, StaleRevision, UnknownRule
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document, unrouted
-from gateway.ports import RuleStore, UsageSource
+from gateway.ports import KeyStore, RuleStore, UsageSource
 
 PREFIX = "/admin/v1"
 ATTEMPTS = 5  # of a PATCH that names no revision, against other writers
@@ -44,8 +45,9 @@ def create_admin_app(
     *,
     models: ModelPlane | None = None,
     usage: UsageSource | None = None,
+    keys: KeyStore | None = None,
 ) -> FastAPI:
-    """The control plane over `rule_store`, `models` where it reaches servers, and the books of `usage`.
+    """The control plane over `rule_store`, `models` where it reaches servers, the books of `usage`, and `keys`.
 
     No `admin_token`: no entry.
 
@@ -66,6 +68,8 @@ def create_admin_app(
         app.include_router(model_routes(models), prefix=PREFIX)
     if usage is not None:
         app.include_router(usage_routes(usage), prefix=PREFIX)
+    if keys is not None:
+        app.include_router(key_routes(keys, known_tasks), prefix=PREFIX)
     return app
 
 

@@ -1,14 +1,25 @@
 """Whole answers: from the pipeline's events to a JSON response with its headers."""
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
-from gateway.api.headers import cost_headers, limit_headers, route_headers, usd
+from gateway.api.headers import cost_headers, limit_headers, recall_headers, route_headers, usd
 from gateway.core.errors import InternalError
-from gateway.core.types import Answer, Finished, InferenceRequest, Message, Started, Tensors, Timing, Usage
+from gateway.core.types import (
+    NOTHING_USED,
+    Answer,
+    Finished,
+    InferenceRequest,
+    Message,
+    Started,
+    Tensors,
+    Timing,
+    Usage,
+)
 from gateway.pipeline import Pipeline
 
 
@@ -40,7 +51,17 @@ def json_answer(document: Any, started: Started | None = None, usage: Usage | No
 def answer_headers(started: Started, usage: Usage | None = None) -> dict[str, str]:
     """The state of the limits, the route taken, and the cost where it is known before the answer is sent."""
     costs = {} if usage is None else cost_headers(usage)
-    return limit_headers(started.verdict) | route_headers(started.route) | costs
+    headers = limit_headers(started.verdict) | route_headers(started.route) | costs
+    if started.recalled is None:
+        return headers
+    if costs and started.recalled.is_again:
+        headers |= cost_headers(replace(usage or NOTHING_USED, cost_nano_usd=0))
+    return headers | recall_headers(started.recalled)
+
+
+def answer_id(started: Started, request: InferenceRequest) -> str:
+    """The request's; of an answer that is given again under its idempotency key, that of the first time."""
+    return (started.recalled.id if started.recalled else "") or request.id
 
 
 def exact_usd(nano_usd: int) -> orjson.Fragment:

@@ -7,7 +7,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import openai, openapi, tasks
+from gateway.api import batch, client_tokens, openai, openapi, tasks
+from gateway.api.cors import Cors
 from gateway.api.endpoint import Api, Endpoint, Handler, request_id
 from gateway.api.errors import ErrorForm, openai_error, problem
 from gateway.api.oip import paths as oip
@@ -19,6 +20,8 @@ from gateway.core.errors import MethodNotAllowed, NotFound
 # Model names hold slashes in the OpenAI world ("org/model"), hence `:path`.
 PATHS: Final[tuple[tuple[str, str, Handler, ErrorForm], ...]] = (
     ("POST", "/v1/infer", tasks.infer, problem),
+    ("POST", "/v1/infer/batch", batch.infer_batch, problem),
+    ("POST", "/v1/client-tokens", client_tokens.create, problem),
     ("GET", "/v1/tasks", tasks.list_tasks, problem),
     ("GET", "/v1/tasks/{task}", tasks.get_task, problem),
     ("POST", "/v1/tasks/{task}", tasks.infer_task, problem),
@@ -67,7 +70,7 @@ class App:
         return {}
 
 
-def create_app(api: Api) -> App:
+def create_app(api: Api) -> ASGIApp:
     """The data plane over `api`."""
     table: dict[str, dict[str, ASGIApp]] = {}
     for method, path, handler, form in PATHS:
@@ -79,7 +82,8 @@ def create_app(api: Api) -> App:
     table["/healthz/ready"] = {"GET": _plain(lambda: _ready(api))}
     table["/v2/health/live"] = {"GET": _plain(oip.live)}
     table["/v2/health/ready"] = {"GET": _plain(lambda: oip.ready(is_ready=api.is_ready()))}
-    return App(table, protocol=Endpoint(oip.serve, api, oip_error))
+    app = App(table, protocol=Endpoint(oip.serve, api, oip_error))
+    return Cors(app, api.cors_origins) if api.cors_origins else app
 
 
 def _ready(api: Api) -> Response:

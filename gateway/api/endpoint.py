@@ -16,11 +16,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.auth import KeyRing, authorize
-from gateway.api.body import BodyLimits, drain, read_body
+from gateway.api.auth import KeyRing, authorize, authorize_model, authorized_priority, shown_key
+from gateway.api.body import BodyLimits, drain, media_type, read_body
 from gateway.api.errors import ErrorForm
-from gateway.api.request_headers import Headers, headers_of, ordering_key, priority, sequence_step, timeout_us
+from gateway.api.request_headers import (
+    Headers,
+    headers_of,
+    idempotency_key,
+    ordering_key,
+    priority,
+    sequence_step,
+    timeout_us,
+)
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, UnknownTask
+from gateway.core.fingerprints import canonical, digest
 from gateway.core.record import RequestRecord
 from gateway.core.types import Caller, InferenceRequest, SequenceStep
 from gateway.pipeline import Pipeline, Task
@@ -32,13 +41,17 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """What the data plane's handlers share. `models` maps every name of an OpenAI `model` field to its task."""
+    """What the data plane's handlers share. `models` maps every name of an OpenAI `model` field to its task.
+
+    `cors_origins`: web pages whose scripts may read the answers; `*` is any, empty none.
+    """
 
     pipeline: Pipeline
     keys: KeyRing
     models: Mapping[str, str]
     body: BodyLimits
     is_ready: Callable[[], bool]
+    cors_origins: frozenset[str] = frozenset()
 
     def task(self, name: object) -> Task:
         """The task `name`. Raises `UnknownTask`, or `InvalidInput` where it is no name at all."""
@@ -83,9 +96,12 @@ class Visit:
         """This visit as the pipeline takes it. Raises `MalformedRequest` and `InvalidInput` for bad headers.
 
         `model` and `version` are those that the caller names; `sequence`, where its body says it, stands above the
-        headers.
+        headers. Raises `Forbidden` for a model or a priority that the key may not have.
         """
         headers = self.headers
+        if model:
+            authorize_model(self.caller, model)
+        key = idempotency_key(headers)
         request = InferenceRequest(
             id=self.id,
             task=task.name,
@@ -97,11 +113,35 @@ class Visit:
             model=model,
             version=version,
             sequence=sequence or sequence_step(headers, task),
-            priority=priority(headers),
+            priority=authorized_priority(self.caller, priority(headers)),
             ordering_key=ordering_key(headers),
+            idempotency_key=key,
+            fingerprint=self._fingerprint(parsed) if key else "",
+            cache_control=headers.get("cache-control", ""),
         )
         self.walked = True
         return request
+
+    def _fingerprint(self, parsed: Any) -> str:
+        """Of method, path and body; of what a form says, as a form sent again has other borders."""
+        asked = self.request
+        body = canonical(parsed) if media_type(self.headers) == "multipart/form-data" else None
+        return digest(asked.method, asked.url.path, asked.url.query, self.body if body is None else body)
+
+    def refused(self, error: GatewayError) -> None:
+        """Write the record of a refusal, unless the pipeline has written one."""
+        if self.walked:
+            return
+        pipeline = self.api.pipeline
+        record = RequestRecord(
+            id=self.id,
+            task=self.task.name if self.task else "",
+            tenant=self.caller.tenant,
+            key_id=self.caller.key_id,
+            total_us=pipeline.clock() - self.received_us,
+            error=error,
+        )
+        pipeline.observer.refused(record)
 
 
 Handler = Callable[[Visit], Awaitable[Response]]
@@ -127,7 +167,7 @@ class Endpoint:
             caller=_NOBODY,
         )
         try:
-            visit.caller = self._api.keys.authenticate(headers.get("authorization"))
+            visit.caller = await self._api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))
             if request.method == "POST":
                 visit.body = await read_body(headers, receive, self._api.body)
         except GatewayError as error:
@@ -155,18 +195,8 @@ class Endpoint:
         await response(scope, receive, send)
 
     def _refuse(self, visit: Visit, error: GatewayError) -> Response:
-        """The error in this path's form; its record too, unless the pipeline has written one."""
-        pipeline = self._api.pipeline
-        if not visit.walked:
-            record = RequestRecord(
-                id=visit.id,
-                task=visit.task.name if visit.task else "",
-                tenant=visit.caller.tenant,
-                key_id=visit.caller.key_id,
-                total_us=pipeline.clock() - visit.received_us,
-                error=error,
-            )
-            pipeline.observer.refused(record)
+        """The error in this path's form; its record too."""
+        visit.refused(error)
         response = self._form(error)
         response.headers["x-request-id"] = visit.id
         return response

@@ -1,25 +1,105 @@
-"""Response headers: the limits' state, the route taken, and what the answer cost."""
+"""Response headers: the limits' state, the route taken, and what the answer cost.
 
+The limits are told twice: in OpenAI's `x-ratelimit-*`, the nearest limit of each kind, which its clients read; and in
+`RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10), every limit in a unit that the draft
+knows: requests, and requests at once. Tokens have no unit there, money has none either: `x-ratelimit-*` alone has them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Final
 from urllib.parse import quote
 
-from gateway.core.types import Route, Usage, Verdict
+from gateway.core.rate_limit import ANY, PERIODS_US
+from gateway.core.types import Limit, LimitState, Recalled, Route, Usage, Verdict
 
 _NANO = 1_000_000_000
+_SECOND_US: Final = 1_000_000
 _AS_THEY_ARE = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~%"
+_UNITS: Final = {"requests": "", "concurrent": ';qu="concurrent-requests"'}  # the draft's own; requests by default
 
 
 def limit_headers(verdict: Verdict) -> dict[str, str]:
-    """OpenAI's `x-ratelimit-*` names; nothing where no limit applies."""
-    headers = {}
-    for kind in ("requests", "tokens"):
-        state = verdict.nearest(kind)
-        if state is not None:
-            headers[f"x-ratelimit-limit-{kind}"] = str(state.limit.burst)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(state.remaining)
-            headers[f"x-ratelimit-reset-{kind}"] = go_duration(state.reset_us)
+    """How the limits stand after this request; nothing where no limit applies."""
+    headers: dict[str, str] = {}
+    if verdict.states:
+        for kind, (amount, shown, limit_name, remaining_name, reset_name) in _KINDS.items():
+            state = nearest(verdict, kind)
+            if state is not None:
+                headers[limit_name] = shown(amount(state.limit))
+                headers[remaining_name] = shown(state.remaining)
+                headers[reset_name] = go_duration(state.reset_us)
+        told = _policies(tuple([state.limit for state in verdict.states]))
+        if told is not None:
+            headers["ratelimit-policy"], items = told
+            both = zip(items, verdict.states, strict=True)
+            left = [item + _left(state, is_refused=not verdict.allowed) for item, state in both if item]
+            headers["ratelimit"] = ", ".join(left)
     if verdict.ticket is not None:
         headers["x-ordering-ticket"] = str(verdict.ticket)
     return headers
+
+
+def nearest(verdict: Verdict, kind: str) -> LimitState | None:
+    """The limit of a kind that is told of: the one that refused, else the one that is nearest to its end."""
+    hit = verdict.refused_by
+    return hit if hit is not None and hit.limit.kind == kind else verdict.nearest(kind)
+
+
+@functools.lru_cache(maxsize=10_000)
+def policy_name(limit: Limit) -> str:
+    """A short name that never changes and that no other limit has: `60-requests-per-minute`, `5-usd-per-day-tenant`."""
+    amount = usd(limit.amount) if limit.kind == "usd" else str(limit.amount)
+    parts = [amount, limit.kind, *(("per", limit.per) if limit.per else ())]
+    if limit.burst not in (0, limit.amount):
+        parts += ["burst", str(limit.burst)]
+    if limit.shared_by != "key":
+        parts.append(limit.shared_by)
+    for name, value in (("task", limit.task), ("model", limit.model), ("priority", limit.priority)):
+        if value != ANY:
+            parts += [name, quote(value, safe=_AS_THEY_ARE)]
+    return "-".join(parts)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _policies(limits: tuple[Limit, ...]) -> tuple[str, tuple[str, ...]] | None:
+    """The field `RateLimit-Policy`, and how each limit's item of `RateLimit` begins; empty for those not in it."""
+    told = {limit: _string(policy_name(limit)) for limit in limits if limit.kind in _UNITS}
+    if not told:
+        return None
+    policy = ", ".join(name + _quota(limit) for limit, name in told.items())
+    return policy, tuple(told.get(limit, "") for limit in limits)
+
+
+def _quota(limit: Limit) -> str:
+    """So much in so many seconds: what may come at once, and how long all of it takes to come back.
+
+    The draft counts whole seconds, so what comes back sooner is told for one second.
+    """
+    if limit.kind == "concurrent":
+        return f";q={limit.amount}{_UNITS[limit.kind]}"
+    period_us = PERIODS_US[limit.per]
+    window_us = max(_SECOND_US, limit.burst * period_us // limit.amount)
+    return f";q={max(limit.burst, limit.amount * window_us // period_us)};w={-(-window_us // _SECOND_US)}"
+
+
+def _left(state: LimitState, *, is_refused: bool) -> str:
+    """What is left, and after how many seconds more is.
+
+    That is until the limit is whole; for a limit that refused, until the request would pass. The other limits of a
+    refused request do not stand in its way and name no time: `Retry-After` is never before one that is named.
+    """
+    if is_refused:
+        until_us = state.retry_after_us if state.is_refused and not state.is_hopeless else 0
+    else:
+        until_us = state.reset_us
+    time = f";t={-(-until_us // _SECOND_US)}" if until_us else ""
+    return f";r={state.remaining}{time}"
+
+
+def _string(text: str) -> str:
+    """A String of RFC 9651."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def route_headers(route: Route) -> dict[str, str]:
@@ -30,6 +110,18 @@ def route_headers(route: Route) -> dict[str, str]:
         "x-gateway-attempts": str(route.attempts),
         "x-gateway-rule": route.rule,
     }
+
+
+def recall_headers(recalled: Recalled) -> dict[str, str]:
+    """Whether the answer was given before: `Age` and `Cache-Status` (RFC 9211) of a cache; idempotency's own."""
+    headers = {}
+    if recalled.outcome == "replayed":
+        headers["idempotency-replayed"] = "true"
+    if recalled.cache_status:
+        headers["cache-status"] = f"gateway; {recalled.cache_status}"
+    if recalled.age_s is not None:
+        headers["age"] = str(recalled.age_s)
+    return headers
 
 
 def cost_headers(usage: Usage) -> dict[str, str]:
@@ -53,3 +145,15 @@ def go_duration(length_us: int) -> str:
     if hours:
         return f"{hours}h{minutes}m{seconds}s"
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def _named(kind: str) -> tuple[str, str, str]:
+    return f"x-ratelimit-limit-{kind}", f"x-ratelimit-remaining-{kind}", f"x-ratelimit-reset-{kind}"
+
+
+_KINDS: Final[dict[str, tuple[Callable[[Limit], int], Callable[[int], str], str, str, str]]] = {
+    "requests": (lambda limit: limit.burst, str, *_named("requests")),
+    "tokens": (lambda limit: limit.burst, str, *_named("tokens")),
+    "usd": (lambda limit: limit.amount, usd, *_named("usd")),
+}
+"""By kind: how much of it there is, how an amount is written, and its three headers."""

@@ -10,6 +10,7 @@ import orjson
 from starlette.responses import Response
 
 from gateway.api.answers import answer_headers, exact_usd, json_answer, unary
+from gateway.api.auth import authorize_model
 from gateway.api.body import json_object
 from gateway.api.endpoint import Api, Visit
 from gateway.api.errors import openai_document
@@ -64,6 +65,8 @@ async def embeddings(visit: Visit) -> Response:
     """`POST /v1/embeddings`, answered by the tensor backends of a text-embedding task."""
     body = json_object(visit.headers, visit.body)
     task = visit.enter(_task_of_model(visit.api, body, TextEmbedding.name))
+    if body["model"] != task.name:
+        authorize_model(visit.caller, body["model"])
     encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):
         raise InvalidInput("must be float or base64", field="encoding_format")
@@ -95,14 +98,14 @@ async def embeddings(visit: Visit) -> Response:
 
 async def list_models(visit: Visit) -> Response:
     """Every name that the `model` field takes, for this key."""
-    names = [n for n, task in visit.api.models.items() if _may(visit, task)]
+    names = [name for name in visit.api.models if _may(visit, name)]
     return json_answer({"object": "list", "data": [_model(name) for name in names]})
 
 
 async def get_model(visit: Visit) -> Response:
     """One model."""
     name = visit.request.path_params["model"]
-    if name not in visit.api.models or not _may(visit, visit.api.models[name]):
+    if name not in visit.api.models or not _may(visit, name):
         raise UnknownModel("there is no such model; GET /v1/models lists them", field="model")
     return json_answer(_model(name))
 
@@ -187,8 +190,11 @@ def _encoded(vector: Any, encoding: object) -> Any:
     return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes()).decode()
 
 
-def _may(visit: Visit, task: str) -> bool:
-    return visit.caller.tasks is None or task in visit.caller.tasks
+def _may(visit: Visit, name: str) -> bool:
+    """Whether the key may use this name; a task's own is the task, any other the name of a model."""
+    caller, task = visit.caller, visit.api.models[name]
+    may_name = name == task or caller.models is None or name in caller.models
+    return may_name and (caller.tasks is None or task in caller.tasks)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -5,17 +5,21 @@ is written here; a test holds it against the routes and against real answers.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from gateway import __version__
+from gateway.api import openapi_schemas
+from gateway.api.batch import MAX_ID, MAX_ITEMS
 from gateway.api.oip import openapi as openapi_oip
+from gateway.api.openapi_schemas import ref
+from gateway.api.request_headers import MAX_ORDERING_KEY
 from gateway.core.errors import DATA_PLANE
 from gateway.core.types import OpenAIApi
 from gateway.pipeline import Task
 from gateway.tasks.chat import OBJECTS, REALS, WHOLES, Chat
 
 _JSON = "application/json"
-_REF = "#/components/schemas/"
 _HEADERS = [
     {
         "name": "X-Timeout-Ms",
@@ -35,6 +39,12 @@ _HEADERS = [
         "description": "batch lets interactive requests go first where a server is full",
         "schema": {"enum": ["interactive", "batch"], "default": "interactive"},
     },
+    {
+        "name": "X-Ordering-Key",
+        "in": "header",
+        "description": "requests of a tenant with the same one go in their order",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_ORDERING_KEY},
+    },
 ]
 _FLAG = {"enum": ["true", "false"], "default": "false"}
 _SEQUENCE = [
@@ -48,6 +58,25 @@ _SEQUENCE = [
     {"name": "X-Sequence-End", "in": "header", "description": "the sequence's last request", "schema": _FLAG},
 ]
 _TOP_K = {"name": "top_k", "in": "query", "description": "with an image/* body", "schema": {"type": "integer"}}
+_LIMIT_HEADERS = {
+    name: {"schema": {"type": kind}}
+    for name, kind in (
+        *(
+            (f"x-ratelimit-{what}-{unit}", "string" if what == "reset" else kind)
+            for unit, kind in (("requests", "integer"), ("tokens", "integer"), ("usd", "number"))
+            for what in ("limit", "remaining", "reset")
+        ),
+        ("ratelimit-policy", "string"),
+        ("ratelimit", "string"),
+        ("x-ordering-ticket", "integer"),
+    )
+}
+_LIMITED = 429
+_COME_BACK = {
+    "retry-after": {"schema": {"type": "integer", "minimum": 1}},
+    "retry-after-ms": {"schema": {"type": "integer", "minimum": 1}},
+    "x-should-retry": {"schema": {"const": "false"}},
+}
 _ANSWER_HEADERS = {
     name: {"schema": {"type": kind}}
     for name, kind in (
@@ -57,25 +86,21 @@ _ANSWER_HEADERS = {
         ("x-gateway-attempts", "integer"),
         ("x-gateway-rule", "string"),
         ("x-gateway-cost-usd", "number"),
-        ("x-ratelimit-limit-requests", "integer"),
-        ("x-ratelimit-remaining-requests", "integer"),
-        ("x-ratelimit-reset-requests", "string"),
     )
-}
+} | _LIMIT_HEADERS
 
 
 def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, Any]:
     """OpenAPI 3.1 for these tasks."""
     paths: dict[str, Any] = {
-        "/v1/infer": {
-            "post": _post("infer", "Answer any task", _infer_body(tasks), _ref("TaskAnswer"), sequences=True)
-        },
+        "/v1/infer": {"post": _post("infer", "Answer any task", _infer_body(tasks), ref("TaskAnswer"), sequences=True)},
+        "/v1/infer/batch": {"post": _batch(tasks)},
         "/v1/tasks": {"get": _get("listTasks", "Every task, its schemas, and where it goes now")},
         "/v1/tasks/{task}": {
             "parameters": [_path_parameter("task", list(tasks))],
             "get": _get("getTask", "One task"),
             "post": {
-                **_post("inferTask", "Answer one task", _task_content(), _ref("TaskAnswer")),
+                **_post("inferTask", "Answer one task", _task_content(), ref("TaskAnswer")),
                 "parameters": [*_HEADERS, *_SEQUENCE, _TOP_K],
             },
         },
@@ -108,7 +133,7 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
         "info": {"title": "Hybrid inference gateway", "version": __version__},
         "paths": paths | openapi_oip.paths(headers=[*_HEADERS, *_SEQUENCE]),
         "components": {
-            "schemas": _schemas(tasks) | openapi_oip.schemas(),
+            "schemas": openapi_schemas.schemas(tasks) | openapi_oip.schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
@@ -116,6 +141,10 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
 
 
 def _infer_body(tasks: Mapping[str, Task]) -> dict[str, Any]:
+    return {_JSON: {"schema": _request(tasks)}}
+
+
+def _request(tasks: Mapping[str, Task], more: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     one_of = [
         {
             "type": "object",
@@ -124,13 +153,29 @@ def _infer_body(tasks: Mapping[str, Task]) -> dict[str, Any]:
                 "task": {"const": name},
                 "input": task.contract.input_schema,
                 "parameters": {"type": "object"},
+                **more,
             },
             "required": ["task", "input"],
             "additionalProperties": False,
         }
         for name, task in tasks.items()
     ]
-    return {_JSON: {"schema": {"oneOf": one_of}}}
+    return {"oneOf": one_of}
+
+
+def _batch(tasks: Mapping[str, Task]) -> dict[str, Any]:
+    own = {
+        "id": {"type": "string", "minLength": 1, "maxLength": MAX_ID, "description": "repeated in the answer"},
+        "ordering_key": {"type": "string", "minLength": 1, "maxLength": MAX_ORDERING_KEY},
+    }
+    requests = {"type": "array", "minItems": 1, "maxItems": MAX_ITEMS, "items": _request(tasks, own)}
+    body = {
+        "type": "object",
+        "properties": {"requests": requests},
+        "required": ["requests"],
+        "additionalProperties": False,
+    }
+    return _post("inferBatch", "Answer many requests, each for itself", {_JSON: {"schema": body}}, ref("BatchAnswer"))
 
 
 def _task_content() -> dict[str, Any]:
@@ -298,9 +343,9 @@ def _path_parameter(name: str, examples: list[str]) -> dict[str, Any]:
 
 def _errors(*, is_openai: bool, only: tuple[int, ...] | None = None) -> dict[str, Any]:
     form = (
-        {_JSON: {"schema": _ref("OpenAIError")}}
+        {_JSON: {"schema": ref("OpenAIError")}}
         if is_openai
-        else {"application/problem+json": {"schema": _ref("Problem")}}
+        else {"application/problem+json": {"schema": ref("Problem")}}
     )
     statuses = sorted({e.status for e in DATA_PLANE if e.status not in (405, 499)})
     told = {}
@@ -309,81 +354,5 @@ def _errors(*, is_openai: bool, only: tuple[int, ...] | None = None) -> dict[str
             codes = ", ".join(e.code for e in DATA_PLANE if e.status == status)
             told[str(status)] = {"description": codes, "content": form}
             if status in (429, 503):
-                told[str(status)]["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
+                told[str(status)]["headers"] = _COME_BACK | (_LIMIT_HEADERS if status == _LIMITED else {})
     return told
-
-
-def _schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
-    number_or_null = {"type": ["number", "null"]}
-    return {
-        "TaskAnswer": {
-            "type": "object",
-            "properties": {
-                "id": {"type": "string"},
-                "task": {"enum": list(tasks)},
-                "output": {"anyOf": [t.contract.output_schema for t in tasks.values()]},
-                "route": {
-                    "type": "object",
-                    "properties": {
-                        "backend": {"type": "string"},
-                        "model": {"type": "string"},
-                        "version": {"type": ["string", "null"]},
-                        "rule": {"type": "string"},
-                        "attempts": {"type": "integer"},
-                    },
-                    "required": ["backend", "model", "version", "rule", "attempts"],
-                },
-                "usage": _usage(),
-                "timing": {
-                    "type": "object",
-                    "properties": dict.fromkeys(("total_ms", "admit_ms", "queue_ms", "backend_ms"), number_or_null),
-                    "required": ["total_ms", "admit_ms", "queue_ms", "backend_ms"],
-                },
-            },
-            "required": ["id", "task", "output", "route", "usage", "timing"],
-        },
-        "Problem": {
-            "type": "object",
-            "properties": {
-                "type": {"type": "string"},
-                "title": {"type": "string"},
-                "status": {"type": "integer"},
-                "detail": {"type": "string"},
-                "code": {"enum": [e.code for e in DATA_PLANE]},
-                "errors": {"type": "array", "items": {"type": "object"}},
-            },
-            "required": ["type", "title", "status", "detail", "code"],
-        },
-        "OpenAIError": {
-            "type": "object",
-            "properties": {
-                "error": {
-                    "type": "object",
-                    "properties": {
-                        "message": {"type": "string"},
-                        "type": {"type": "string"},
-                        "param": {"type": ["string", "null"]},
-                        "code": {"type": ["string", "null"]},
-                    },
-                    "required": ["message", "type", "param", "code"],
-                }
-            },
-            "required": ["error"],
-        },
-    }
-
-
-def _usage() -> dict[str, Any]:
-    counts = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
-    properties: dict[str, Any] = {name: {"type": "integer", "minimum": 0} for name in counts}
-    properties["cost_usd"] = {"type": "number", "minimum": 0}
-    for name, told in (
-        ("estimated", "the tokens were counted by the gateway, as the backend did not tell"),
-        ("estimated_scores", "the scores are a model's own guess, not probabilities that it computed"),
-    ):
-        properties[name] = {"const": True, "description": told}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": _REF + name}

@@ -1,5 +1,6 @@
 """Request headers that steer how a request is served: its time, its priority, its place in a sequence."""
 
+import re
 from collections.abc import Mapping
 
 from starlette.types import Scope
@@ -10,9 +11,12 @@ from gateway.pipeline import Task
 
 MAX_SEQUENCE_ID = 128  # characters
 MAX_ORDERING_KEY = 128
+MAX_IDEMPOTENCY_KEY = 255
 _ID, _START, _END = "x-sequence-id", "x-sequence-start", "x-sequence-end"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _TENSOR = "tensor"  # the contract whose callers name the models themselves
+_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
+_ESCAPED = re.compile(r"\\(.)")
 
 Headers = Mapping[str, str]
 """By name, in lower case."""
@@ -33,10 +37,12 @@ def timeout_us(headers: Headers, task: Task) -> int:
     return min(task.timeout_us, int(given[:10]) * 1000)
 
 
-def priority(headers: Headers) -> Priority:
-    """`X-Priority`: whether somebody waits for the answer."""
+def priority(headers: Headers) -> Priority | None:
+    """`X-Priority`: whether somebody waits for the answer; None where it is not said."""
     given = headers.get("x-priority")
-    if given is None or given.lower() == "interactive":
+    if given is None:
+        return None
+    if given.lower() == "interactive":
         return "interactive"
     if given.lower() == "batch":
         return "batch"
@@ -51,6 +57,20 @@ def ordering_key(headers: Headers) -> str:
             f"must be a text of 1 to {MAX_ORDERING_KEY} printable ASCII characters", field="x-ordering-key"
         )
     return given
+
+
+def idempotency_key(headers: Headers) -> str:
+    """`Idempotency-Key`, a structured field's string or bare; empty where there is none."""
+    given = headers.get("idempotency-key")
+    if given is None:
+        return ""
+    quoted = _QUOTED.fullmatch(given.strip())
+    key = _ESCAPED.sub(r"\1", quoted[1]) if quoted else given.strip()
+    if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY or not (key.isascii() and key.isprintable()):
+        raise MalformedRequest(
+            f"must be a text of 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters", field="idempotency-key"
+        )
+    return key
 
 
 def sequence_step(headers: Headers, task: Task) -> SequenceStep | None:

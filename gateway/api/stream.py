@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,12 +12,14 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.answers import timing, unary
-from gateway.api.auth import authorize
+from gateway.api.auth import authorize, authorized_priority, shown_key
 from gateway.api.body import json_object
+from gateway.api.cors import may_come_from
 from gateway.api.endpoint import Api, request_id
-from gateway.api.errors import problem
+from gateway.api.errors import problem, problem_body
 from gateway.api.request_headers import Headers, headers_of, priority, timeout_us
 from gateway.core.errors import (
+    Forbidden,
     GatewayError,
     InternalError,
     MalformedRequest,
@@ -26,8 +28,8 @@ from gateway.core.errors import (
     SequenceLost,
     SequencesUnavailable,
     SequenceUnknown,
+    Unauthorized,
     UnsupportedMediaType,
-    problem_document,
 )
 from gateway.core.record import RequestRecord
 from gateway.core.types import Answer, Caller, Finished, InferenceRequest, Priority, SequenceStep
@@ -61,6 +63,7 @@ POLICY = Closing(1008, "too many chunks in a row were refused")
 INTERNAL = Closing(1011, "the gateway failed on this stream")
 TRY_LATER = Closing(1013, "nobody can answer now: try again later")
 IDLE = Closing(4408, "no chunk came for too long")
+BARRED = Closing(4401, "the key is not in force any more")
 LOST = Closing(4410, "the sequence is gone: start a new one")
 
 _ENDS: Mapping[type[GatewayError], Closing] = {
@@ -68,6 +71,7 @@ _ENDS: Mapping[type[GatewayError], Closing] = {
     SequenceUnknown: LOST,
     NoHealthyBackend: TRY_LATER,
     SequencesUnavailable: TRY_LATER,
+    Unauthorized: BARRED,
     UnsupportedMediaType: UNSUPPORTED,
     InternalError: INTERNAL,
 }
@@ -76,10 +80,11 @@ _ENDS: Mapping[type[GatewayError], Closing] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What the handshake has settled for all chunks."""
+    """What the handshake has settled for all chunks. `identify` tells whether its key is still in force."""
 
     id: str
     caller: Caller
+    identify: Callable[[], Awaitable[Caller]]
     task: Task
     timeout_us: int
     priority: Priority
@@ -108,9 +113,10 @@ class StreamEndpoint:
         await receive()  # websocket.connect
         caller, task = Caller(key_id="", tenant=""), None
         try:
-            caller = self._caller(scope, headers)
+            identify = self._caller(scope, headers)
+            caller = await identify()
             task = self._api.task(scope["path_params"]["task"])
-            opening = _enter(headers, caller, task)
+            opening = _enter(headers, caller, task, identify)
         except GatewayError as error:
             record = RequestRecord(
                 id=request_id(headers),
@@ -132,17 +138,20 @@ class StreamEndpoint:
             await send({"type": "websocket.accept", "subprotocol": chosen, "headers": told})
             await Stream(self._api, opening, send).run(receive, draining)
 
-    def _caller(self, scope: Scope, headers: Headers) -> Caller:
-        """Who comes. Raises `Unauthorized`."""
+    def _caller(self, scope: Scope, headers: Headers) -> Callable[[], Awaitable[Caller]]:
+        """What tells who comes, now and later. Raises `Unauthorized`, and `Forbidden` for another site's page."""
+        origin = headers.get("origin")
+        if origin is not None and not may_come_from(self._api.cors_origins, origin):
+            raise Forbidden("pages of this origin may not use the gateway", field="origin")
         # Browsers cannot set headers on a WebSocket: they offer the key as a second protocol.
         offered: list[str] = scope["subprotocols"]
         keys = (name.removeprefix(_BEARER) for name in offered if name.startswith(_BEARER))
         key = next(keys, None)
-        authorization = headers.get("authorization") or (f"Bearer {key}" if key else None)
-        return self._api.keys.authenticate(authorization)
+        shown = shown_key(scope, headers, offered=key)
+        return lambda: self._api.keys.authenticate(shown, origin)
 
 
-def _enter(headers: Headers, caller: Caller, task: Task) -> Opening:
+def _enter(headers: Headers, caller: Caller, task: Task, identify: Callable[[], Awaitable[Caller]]) -> Opening:
     """What the socket is for. Raises `GatewayError`."""
     authorize(caller, task.name)
     if not task.contract.is_sequence:
@@ -150,9 +159,10 @@ def _enter(headers: Headers, caller: Caller, task: Task) -> Opening:
     return Opening(
         id=request_id(headers),
         caller=caller,
+        identify=identify,
         task=task,
         timeout_us=timeout_us(headers, task),
-        priority=priority(headers),
+        priority=authorized_priority(caller, priority(headers)),
     )
 
 
@@ -238,6 +248,8 @@ class Stream:
         now_us = pipeline.clock()
         number = self._number
         try:
+            caller = await opening.identify()  # a socket lives long: its key may have been revoked meanwhile
+            authorize(caller, opening.task.name)
             parsed = opening.task.contract.parse(chunk.given, chunk.parameters)
         except GatewayError as error:
             self._record(error, now_us)
@@ -245,7 +257,7 @@ class Stream:
         request = InferenceRequest(
             id=f"{opening.id}-{number}",
             task=opening.task.name,
-            caller=opening.caller,
+            caller=caller,
             input=parsed,
             received_us=now_us,
             deadline_us=now_us + opening.timeout_us,
@@ -261,7 +273,7 @@ class Stream:
     async def _tell(self, error: GatewayError, told: Mapping[str, Any]) -> Closing | None:
         """An error in its chunk's place."""
         self._refused += 1
-        document: dict[str, Any] = {**told, "error": problem_document(error)}
+        document: dict[str, Any] = {**told, "error": problem_body(error)}
         if error.retry_after_us is not None:
             document["retry_after_ms"] = -(-error.retry_after_us // 1000)
         await self._say(document)

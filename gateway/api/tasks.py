@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from gateway.api.answers import exact_usd, json_answer, timing, unary
+from gateway.api.answers import answer_id, exact_usd, json_answer, timing, unary
 from gateway.api.body import form, gathered, is_json, json_object, media_type
 from gateway.api.endpoint import Visit
 from gateway.api.oip.errors import refusing
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
 from gateway.core.rules import Target
-from gateway.core.types import Answer, Message, Route, Tensors, Usage
+from gateway.core.types import Answer, Finished, Message, Route, Started, Tensors, Usage
 from gateway.pipeline import Pipeline, Task
 from gateway.tasks import oip
 from gateway.tasks.tensor import TensorInput
@@ -64,6 +64,14 @@ async def get_task(visit: Visit) -> Response:
 
 
 async def _answer(visit: Visit, task: Task, given: object, parameters: object) -> Response:
+    document, started, finished = await answered(visit, task, given, parameters)
+    return json_answer(document, started, finished.usage)
+
+
+async def answered(
+    visit: Visit, task: Task, given: object, parameters: object
+) -> tuple[dict[str, Any], Started, Finished]:
+    """The task's answer as a document, with the events around it. Raises `GatewayError`."""
     if not isinstance(parameters, Mapping):
         raise InvalidInput("must be an object", field="parameters")
     parsed = task.contract.parse(given, parameters)
@@ -72,19 +80,15 @@ async def _answer(visit: Visit, task: Task, given: object, parameters: object) -
     else:
         request = visit.inference(task, parsed)
     started, answer, finished = await unary(visit.api.pipeline, request)
-    output = output_of(answer)
-    return json_answer(
-        {
-            "id": request.id,
-            "task": task.name,
-            "output": output,
-            "route": _route(started.route),
-            "usage": _usage(finished.usage),
-            "timing": timing(finished.timing),
-        },
-        started,
-        finished.usage,
-    )
+    document = {
+        "id": answer_id(started, request),
+        "task": task.name,
+        "output": output_of(answer),
+        "route": _route(started.route),
+        "usage": _usage(finished.usage),
+        "timing": timing(finished.timing),
+    }
+    return document, started, finished
 
 
 def output_of(answer: Answer | Message | Tensors) -> Mapping[str, Any]:

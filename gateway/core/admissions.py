@@ -1,7 +1,7 @@
 """Admissions: what requests hold of limits and queues, taken all or none, and given back whichever way they end.
 
-`Book` is the specification on dicts; `stores/lua/{admit,settle,renew}.lua` are the same inside Redis, with Redis's own
-clock, and random histories prove them equal. One process may use a `Book` as it is.
+`Book` is the specification on dicts; `stores/lua/admissions.lua` is the same inside Redis, with Redis's own clock, and
+random histories prove them equal. One process may use a `Book` as it is.
 
 An admission takes of every counter that its request touches, and a ticket of its ordering key's queue. What is *held*
 (reserved tokens and money, places, the ticket) is given back by `settle`, with what was really used up put in its
@@ -12,6 +12,7 @@ A queue is the tickets under one ordering key, in their order. The first one has
 to be answered (`release`). Its leaving, however it comes, gives the turn to the next.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -31,7 +32,8 @@ from gateway.core.types import Verdict
 LEASE_US: Final = 10_000_000
 RENEW_US: Final = 3_000_000  # three times within a lease
 NEVER_US: Final = 2**52
-SWEPT_AT_ONCE: Final = 16  # leases that have run out, given back with each step
+SWEPT_AT_ONCE: Final = 16  # leases that have run out, given back with each admission
+SWEPT_BY_RENEWAL: Final = 256  # and with each renewal: all that a worker held that has died, within a lease or so
 MAX_NUMBERS: Final = 100_000
 DEBT_WINDOWS: Final = 2
 """A request may use up more than was reserved: the debt of a rate is remembered up to one window beyond a used-up one.
@@ -122,7 +124,7 @@ class _Owner:
     spent: dict[str, tuple[int, int]] = field(default_factory=dict)  # how much, and until when it counts
     places: dict[str, int] = field(default_factory=dict)
     open: dict[str, _Open] = field(default_factory=dict)
-    queues: dict[str, dict[str, int]] = field(default_factory=dict)  # tickets by admission, in their order
+    queues: dict[str, OrderedDict[str, int]] = field(default_factory=dict)  # tickets by admission, in their order
     numbers: dict[str, int] = field(default_factory=dict)
 
 
@@ -137,26 +139,27 @@ class Book:
     def admit(self, ask: Ask, *, now_us: int) -> tuple[Reply, tuple[str, ...]]:
         """Take everything, or nothing. Also returns the admissions whose turn has come meanwhile.
 
-        A counter that is taken of twice counts twice, each time on top of the take before.
+        A counter that is taken of twice counts twice, each time on top of the take before. One that is under way with
+        this id already, as after an ask whose answer was lost, is given back before.
         """
         own = self._owners.setdefault(ask.owner, _Owner())
-        woken = self._sweep(own, now_us)
+        woken = self._sweep(own, now_us, again=ask.id)
         rows, after = [], dict[str, Row]()
         for take in ask.takes:
-            row = _row(take, after.get(take.key) or _stored(own, take, now_us), now_us)
-            after[take.key] = row
+            before = after.get(take.key)
+            value, until_us = (before.value, before.until_us) if before else _stored(own, take, now_us)
+            row = after[take.key] = _row(take, value, until_us, now_us)
             rows.append(row)
-        waiting = own.queues.get(ask.queue, {}) if ask.queue else {}
-        is_full = bool(ask.queue) and len(waiting) >= ask.queue_bound
+        is_full = bool(ask.queue) and len(own.queues.get(ask.queue, ())) >= ask.queue_bound
         if is_full or not all(row.passed for row in rows):
             return Reply(admitted=False, now_us=now_us, rows=tuple(rows), is_queue_full=is_full), woken
         for take in ask.takes:
             _store(own, take, after[take.key], now_us)
-        held = tuple(take for take in ask.takes if take.is_held)
+        held = tuple([take for take in ask.takes if take.is_held])
         ticket = 0
         if ask.queue:
-            ticket = own.numbers[ask.queue] = own.numbers.get(ask.queue, 0) + 1
-            own.queues.setdefault(ask.queue, {})[ask.id] = ticket
+            ticket = own.numbers[ask.queue] = own.numbers.pop(ask.queue, 0) + 1  # put behind the others: the newest
+            own.queues.setdefault(ask.queue, OrderedDict())[ask.id] = ticket
         if held or ask.queue:
             untils_us = tuple(after[take.key].until_us for take in held)
             own.open[ask.id] = _Open(until_us=now_us + self._lease_us, held=held, untils_us=untils_us, queue=ask.queue)
@@ -179,7 +182,7 @@ class Book:
         for one in admissions:
             if one in own.open:
                 own.open[one].until_us = now_us + self._lease_us
-        woken = self._sweep(own, now_us)
+        woken = self._sweep(own, now_us, at_once=SWEPT_BY_RENEWAL)
         return tuple(_standing(own, one) for one in admissions), woken
 
     def is_first(self, owner: str, admission: str) -> bool:
@@ -192,14 +195,16 @@ class Book:
         for own in self._owners.values():
             own.tats_us = {key: tat_us for key, tat_us in own.tats_us.items() if tat_us > now_us}
             own.spent = {key: spent for key, spent in own.spent.items() if spent[1] > now_us}
-            idle = [queue for queue in own.numbers if queue not in own.queues]
-            for queue in idle[: max(0, len(own.numbers) - max_numbers)]:
+            too_many = max(0, len(own.numbers) - max_numbers)
+            for queue in [one for one in own.numbers if one not in own.queues][:too_many] if too_many else ():
                 del own.numbers[queue]
 
-    def _sweep(self, own: _Owner, now_us: int) -> tuple[str, ...]:
-        late = sorted((one.until_us, name) for name, one in own.open.items() if one.until_us <= now_us)
+    def _sweep(self, own: _Owner, now_us: int, *, again: str = "", at_once: int = SWEPT_AT_ONCE) -> tuple[str, ...]:
+        names = [] if self._lease_us == NEVER_US else _late(own, now_us)[:at_once]
+        if again in own.open and again not in names:
+            names.append(again)
         woken: list[str] = []
-        for _, name in late[:SWEPT_AT_ONCE]:
+        for name in names:
             woken += self._give_back(own, name, [0] * len(own.open[name].held), now_us)
         return tuple(one for one in woken if one in own.open)
 
@@ -210,6 +215,13 @@ class Book:
         for take, until_us, cost in zip(one.held, one.untils_us, spent, strict=True):
             _put_right(own, take, until_us, cost, now_us)
         return _leave(own, one.queue, admission)
+
+
+def _late(own: _Owner, now_us: int) -> list[str]:
+    """Whose lease has run out, the oldest first."""
+    return [
+        name for _, name in sorted((one.until_us, name) for name, one in own.open.items() if one.until_us <= now_us)
+    ]
 
 
 def _leave(own: _Owner, queue: str, admission: str) -> tuple[str, ...]:
@@ -235,9 +247,9 @@ def _standing(own: _Owner, admission: str) -> Standing:
 
 def verdict_of(ask: Ask, reply: Reply) -> Verdict:
     """What a reply means for the caller."""
-    told = verdict(ask.takes, reply.rows, now_us=reply.now_us)
-    if reply.is_queue_full and told.allowed:
-        return replace(told, allowed=False, is_queue_full=True)
+    told = verdict(ask.takes, reply.rows, now_us=reply.now_us, admitted=reply.admitted)
+    if reply.is_queue_full and told.refused_by is None:
+        return replace(told, is_queue_full=True)
     return replace(told, ticket=reply.ticket) if reply.ticket else told
 
 
@@ -268,26 +280,25 @@ def turn_lost() -> GatewayError:
 # --- one counter ---------------------------------------------------------------------------------
 
 
-def _stored(own: _Owner, take: Take, now_us: int) -> Row:
-    """What the counter says now, as the row of a request that passed."""
+def _stored(own: _Owner, take: Take, now_us: int) -> tuple[int, int]:
+    """What the counter says now; of a budget, also the end of its period."""
     if take.form == "rate":
-        return Row(passed=True, value=own.tats_us.get(take.key, now_us))
+        tat_us, most_us = own.tats_us.get(take.key, now_us), now_us + DEBT_WINDOWS * take.bound
+        if tat_us > most_us:  # the clock was set back: kept so, or who comes again when told would be told the same
+            tat_us = own.tats_us[take.key] = most_us
+        return max(now_us, tat_us), 0
     if take.form == "places":
-        return Row(passed=True, value=own.places.get(take.key, 0))
+        return own.places.get(take.key, 0), 0
     end_us = next(one for one in boundaries_us(take.limit.per, now_us) if one > now_us)
     spent, until_us = own.spent.get(take.key, (0, end_us))
-    return Row(passed=True, value=spent if until_us == end_us else 0, until_us=end_us)
+    return spent if until_us == end_us else 0, end_us
 
 
-def _row(take: Take, before: Row, now_us: int) -> Row:
-    """The counter after `take`, if it passes; else as it was."""
-    value = before.value
-    if take.form == "rate":
-        value = min(max(now_us, value), now_us + DEBT_WINDOWS * take.bound)
-        passed = value + take.cost <= now_us + take.bound
-    else:
-        passed = value + take.cost <= take.bound
-    return Row(passed=passed, value=value + take.cost if passed else value, until_us=before.until_us)
+def _row(take: Take, value: int, until_us: int, now_us: int) -> Row:
+    """The counter after `take`, if it passes; else as it was. What takes nothing passes, whatever others have taken."""
+    bound = take.bound + now_us if take.form == "rate" else take.bound
+    passed = take.cost == 0 or value + take.cost <= bound
+    return Row(passed=passed, value=value + take.cost if passed else value, until_us=until_us)
 
 
 def _store(own: _Owner, take: Take, row: Row, now_us: int) -> None:
@@ -305,7 +316,7 @@ def _store(own: _Owner, take: Take, row: Row, now_us: int) -> None:
 def _put_right(own: _Owner, take: Take, until_us: int, cost: int, now_us: int) -> None:
     """`cost` in the stead of what `take` took; of places, the place is given back."""
     if take.form == "rate":
-        value = own.tats_us.get(take.key, now_us) + cost - take.cost
+        value = max(now_us, own.tats_us.get(take.key, now_us)) + cost - take.cost  # one that has passed counts as none
         _keep(own.tats_us, take.key, min(value, now_us + DEBT_WINDOWS * take.bound), nothing=now_us)
     elif take.form == "places":
         _keep(own.places, take.key, own.places.get(take.key, 0) - take.cost, nothing=0)

@@ -317,10 +317,11 @@ def told(faults: Sequence[Fault]) -> GatewayError:
     able = [fault for fault in asked if fault.kind is not FaultKind.UNSUPPORTED]
     fault = (able or asked or faults)[-1]
     consequence = CONSEQUENCES[fault.kind]
+    alike = [one.retry_after_us for one in asked or faults if one.kind is fault.kind and one.retry_after_us is not None]
     error = consequence.error(
         consequence.detail or fault.message,
         field=fault.field,
-        retry_after_us=fault.retry_after_us,
+        retry_after_us=min(alike, default=None),  # of several that have asked to wait, the first to take requests again
         upstream_code=fault.code,
     )
     error.reply = fault.reply

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-from gateway.core.types import Place, Verdict
+from gateway.core.types import Place, Recalled, Verdict
 
 
 class GatewayError(Exception):
@@ -25,6 +25,7 @@ class GatewayError(Exception):
         verdict: what the limiter said of this request, once it was asked; set by the pipeline.
         reply: a model server's own error behind this one, for callers who speak its protocol.
         should_retry: false where the same request will not do better soon, whatever its status says.
+        recalled: where it is given again.
     """
 
     code: ClassVar[str] = "internal"
@@ -48,6 +49,7 @@ class GatewayError(Exception):
         self.verdict: Verdict | None = None
         self.reply: Reply | None = None
         self.should_retry = True
+        self.recalled: Recalled | None = None
 
 
 # --- the caller's fault -------------------------------------------------------------------------
@@ -137,6 +139,18 @@ class ClientClosed(GatewayError):
     code, status, title = "client_closed", 499, "Client closed the connection"
 
 
+class IdempotencyInProgress(GatewayError):
+    """A request with the same idempotency key is under way."""
+
+    code, status, title = "idempotency_in_progress", 409, "Request in progress"
+
+
+class IdempotencyMismatch(GatewayError):
+    """An idempotency key that was used for another request."""
+
+    code, status, title = "idempotency_mismatch", 422, "Idempotency key used before"
+
+
 # --- nobody's fault: the system is full, draining or late ---------------------------------------
 
 
@@ -170,6 +184,12 @@ class SequencesUnavailable(GatewayError):
     code, status, title = "sequences_unavailable", 503, "Sequences unavailable"
 
 
+class KeysUnavailable(GatewayError):
+    """Where keys are kept cannot be asked now, and this worker does not know the one that was sent."""
+
+    code, status, title = "keys_unavailable", 503, "Keys unavailable"
+
+
 class LimitsUnavailable(GatewayError):
     """The store that keeps the limits cannot be asked, and the rule admits nobody without it."""
 
@@ -180,6 +200,12 @@ class OrderingUnavailable(GatewayError):
     """The store that keeps the order cannot be asked, or has lost this request's place in it."""
 
     code, status, title = "ordering_unavailable", 503, "Ordering unavailable"
+
+
+class IdempotencyUnavailable(GatewayError):
+    """The store that keeps answers cannot be asked, so that a request could be done twice."""
+
+    code, status, title = "idempotency_unavailable", 503, "Idempotency unavailable"
 
 
 class DeadlineExceeded(GatewayError):
@@ -253,6 +279,18 @@ class DeployConflict(GatewayError):
     code, status, title = "deploy_conflict", 409, "Deploy conflict"
 
 
+class UnknownKey(GatewayError):
+    """No key has this id."""
+
+    code, status, title = "unknown_key", 404, "Unknown key"
+
+
+class TooManyKeys(GatewayError):
+    """As many keys are kept as may be."""
+
+    code, status, title = "too_many_keys", 409, "Too many keys"
+
+
 class RulesUnavailable(GatewayError):
     """The shared rules cannot be read or written now."""
 
@@ -273,14 +311,18 @@ DATA_PLANE: tuple[type[GatewayError], ...] = (
     InvalidInput,
     SequenceLost,
     SequenceUnknown,
+    IdempotencyInProgress,
+    IdempotencyMismatch,
     ClientClosed,
     RateLimited,
     OrderingQueueFull,
     QueueFull,
     NoHealthyBackend,
     SequencesUnavailable,
+    KeysUnavailable,
     LimitsUnavailable,
     OrderingUnavailable,
+    IdempotencyUnavailable,
     DeadlineExceeded,
     UnsupportedByBackend,
     BackendBroke,
@@ -294,6 +336,8 @@ CONTROL_PLANE: tuple[type[GatewayError], ...] = (
     StaleRevision,
     UnknownDeploy,
     DeployConflict,
+    UnknownKey,
+    TooManyKeys,
     RulesUnavailable,
 )
 
@@ -323,19 +367,31 @@ def problem_document(error: GatewayError, faults: Sequence[Mapping[str, str]] = 
 def error_headers(error: GatewayError) -> dict[str, str]:
     """The headers that go with an error in any form.
 
-    429 and 503 always say when to come back, in whole seconds rounded up (RFC 9110, 10.2.3): never earlier than true.
-    Where nothing better is known it is one second, the pace at which health is probed.
+    429 and 503 always say when to come back, in whole seconds (RFC 9110, 10.2.3); where it is known, in milliseconds
+    too, which OpenAI's clients prefer: a limit per second needs no whole second's wait.
     """
     headers = {}
     if not error.should_retry:
         headers["x-should-retry"] = "false"  # the name that OpenAI's clients obey
+    seconds = retry_after_s(error)
+    if seconds is not None:
+        headers["retry-after"] = str(seconds)
     if error.retry_after_us is not None:
-        headers["retry-after"] = str(max(1, -(-error.retry_after_us // 1_000_000)))
-    elif error.status in _COME_BACK and error.should_retry:
-        headers["retry-after"] = "1"
+        headers["retry-after-ms"] = str(max(1, -(-error.retry_after_us // 1000)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     return headers
+
+
+def retry_after_s(error: GatewayError) -> int | None:
+    """After how many seconds the same request may succeed, rounded up: never too early; None where nobody can say.
+
+    429 and 503 always have one, but where coming back is pointless. Where nothing better is known it is one second, the
+    pace at which health is probed.
+    """
+    if error.retry_after_us is not None:
+        return max(1, -(-error.retry_after_us // 1_000_000))
+    return 1 if error.status in _COME_BACK and error.should_retry else None
 
 
 def pointer(field: str) -> str:

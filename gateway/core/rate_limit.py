@@ -10,7 +10,7 @@ Four kinds of limits in three forms:
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
@@ -20,6 +20,8 @@ from gateway.core.types import Caller, Limit, LimitState, Priority, Verdict
 PERIODS_US: Final = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 UNITS: Final = {"requests": "requests", "tokens": "tokens", "usd": "USD", "concurrent": "requests at once"}
 ANY: Final = "*"
+MOST: Final = 2**51
+"""No cost is above it, so that sums are exact in doubles; it is more than any limit gives (71 years, 2 million USD)."""
 _NANO: Final = 1_000_000_000
 
 Form = Literal["rate", "budget", "places"]
@@ -35,6 +37,7 @@ class Take:
         cost: of a rate microseconds of its tat, of a budget nano-USD, of places 1.
         bound: the most there may be: of a rate the window in microseconds (under 2**52, where doubles are exact).
         is_held: it is given back, or put right, when the request ends.
+        parts: of a rate, among how many workers it is shared out (`shared_out`): a unit costs so many times as much.
     """
 
     key: str
@@ -42,6 +45,7 @@ class Take:
     cost: int
     bound: int
     is_held: bool
+    parts: int = 1
 
     @property
     def form(self) -> Form:
@@ -63,29 +67,40 @@ class Row:
     until_us: int = 0
 
 
-@functools.lru_cache(maxsize=10_000)
-def limits_for(caller: Caller, task: str, model: str, priority: Priority) -> tuple[Limit, ...]:
-    """The caller's limits that count such a request, each once."""
+def counters(caller: Caller, task: str, model: str, priority: Priority) -> tuple[Take, ...]:
+    """What such a request takes at least, of each counter of the caller's limits that counts it."""
+    if not caller.limits:
+        return ()
+    taken = []
+    for take in _smallest(caller):
+        limit = take.limit
+        if limit.task in (ANY, task) and limit.model in (ANY, model) and limit.priority in (ANY, priority):
+            taken.append(take)
+    return tuple(taken)
+
+
+def takes(counted: Sequence[Take], *, tokens: int, nano_usd: int) -> tuple[Take, ...]:
+    """What a request takes of `counters` that is expected to use up so many tokens and so much money."""
+    amounts = {"tokens": tokens, "usd": nano_usd}
     return tuple(
-        limit
-        for limit in dict.fromkeys(caller.limits)
-        if limit.task in (ANY, task) and limit.model in (ANY, model) and limit.priority in (ANY, priority)
+        [
+            replace(take, cost=cost_of(take.limit, amounts[take.limit.kind])) if take.limit.kind in amounts else take
+            for take in counted
+        ]
     )
 
 
-def takes(caller: Caller, limits: Sequence[Limit], *, tokens: int, nano_usd: int) -> tuple[Take, ...]:
-    """What a request takes of `limits`, where it is expected to use up so many tokens and so much money."""
-    return tuple(_take(caller, limit, {"tokens": tokens, "usd": nano_usd}.get(limit.kind, 1)) for limit in limits)
-
-
-@functools.lru_cache(maxsize=50_000)
-def _take(caller: Caller, limit: Limit, amount: int) -> Take:
-    return Take(
-        key=_counter(caller, limit),
-        limit=limit,
-        cost=cost_of(limit, amount),
-        bound=_bound(limit),
-        is_held=limit.kind != "requests",
+@functools.lru_cache(maxsize=10_000)
+def _smallest(caller: Caller) -> tuple[Take, ...]:
+    """What any request takes of all the caller's counters. Of two limits on one counter the stricter one stands."""
+    found: dict[str, Limit] = {}
+    for limit in caller.limits:
+        key = _counter(caller, limit)
+        if key not in found or limit.amount < found[key].amount:
+            found[key] = limit
+    return tuple(
+        Take(key=key, limit=limit, cost=cost_of(limit, 1), bound=_bound(limit), is_held=limit.kind != "requests")
+        for key, limit in found.items()
     )
 
 
@@ -94,7 +109,9 @@ def cost_of(limit: Limit, amount: int) -> int:
 
     Rounded up: a limit may be kept a little too strictly, never be overrun.
     """
-    return -(-amount * PERIODS_US[limit.per] // limit.amount) if FORMS[limit.kind] == "rate" else amount
+    if FORMS[limit.kind] == "rate":
+        amount = -(-amount * PERIODS_US[limit.per] // limit.amount)
+    return min(amount, MOST)
 
 
 def _bound(limit: Limit) -> int:
@@ -104,10 +121,16 @@ def _bound(limit: Limit) -> int:
 
 
 def _counter(caller: Caller, limit: Limit) -> str:
-    """All of the limit is in it: a changed limit starts anew."""
-    whose = {"key": f"key:{caller.key_id}", "tenant": f"tenant:{caller.tenant}", "all": "all"}[limit.shared_by]
+    """The name of a limit's counter.
+
+    A rate's has all of the limit in it: another rate starts anew. What was spent or is under way counts on where the
+    amount is changed.
+    """
+    names = {"key": caller.key_id, "tenant": caller.tenant, "token": caller.token_id}
+    whose = "all" if limit.shared_by == "all" else f"{limit.shared_by}:{names[limit.shared_by]}"
     scope = ":".join(f"{name}={value}" for name, value in _scope(limit))
-    return f"{whose}:{limit.kind}:{limit.amount}/{limit.per}:{limit.burst}" + (f":{scope}" if scope else "")
+    counts = f"{limit.amount}/{limit.per}:{limit.burst}" if FORMS[limit.kind] == "rate" else limit.per
+    return f"{whose}:{limit.kind}:{counts}" + (f":{scope}" if scope else "")
 
 
 def _scope(limit: Limit) -> list[tuple[str, str]]:
@@ -116,59 +139,63 @@ def _scope(limit: Limit) -> list[tuple[str, str]]:
 
 
 def shared_out(taken: Sequence[Take], workers: int) -> tuple[Take, ...]:
-    """The same for one of `workers` that cannot ask each other: each has its part of every limit, at least one request.
+    """The same for one of `workers` that cannot ask each other: each has its part of every limit.
 
-    A request that would not pass a whole limit does not pass here either.
+    That is one request at least, however much it takes; what would not pass a whole limit does not pass here either.
     """
-    return tuple(_part(take, max(1, workers)) for take in taken)
+    return tuple([_part(take, workers) for take in taken]) if workers > 1 else tuple(taken)
 
 
 def _part(take: Take, workers: int) -> Take:
     if take.cost > take.bound:
         return take
     if take.form == "rate":
-        return replace(take, cost=min(take.cost * workers, take.bound))
+        cost = take.cost * workers
+        return replace(take, cost=cost, bound=max(cost, take.bound), parts=workers)
     return replace(take, bound=max(take.cost, take.bound // workers))
+
+
+def spent_of(taken: Iterable[Take], *, tokens: int, nano_usd: int) -> list[int]:
+    """What a request has really used up, in the units of those of its takes that are held; no places any more."""
+    used = {"tokens": tokens, "usd": nano_usd, "concurrent": 0}
+    return [cost_of(take.limit, used[take.limit.kind]) * take.parts for take in taken if take.is_held]
 
 
 # --- what counters say ---------------------------------------------------------------------------
 
 
-def verdict(taken: Sequence[Take], rows: Sequence[Row], *, now_us: int, degraded: bool = False) -> Verdict:
-    """One verdict over all counters: refused if any refuses. `rows` are in the order of `taken`."""
-    states = tuple(_state(take, row, now_us) for take, row in zip(taken, rows, strict=True))
+def verdict(taken: Sequence[Take], rows: Sequence[Row], *, now_us: int, admitted: bool) -> Verdict:
+    """One verdict over all counters. `rows` are in the order of `taken`; of one not `admitted` nothing was taken."""
+    told: Iterable[tuple[Take, Row]] = zip(taken, rows, strict=True)
+    if not admitted:
+        told = ((take, replace(row, value=row.value - take.cost) if row.passed else row) for take, row in told)
+    states = tuple([_state(take, row, now_us) for take, row in told])
+    if admitted:
+        return Verdict(allowed=True, states=states)
     refused = [state for state in states if state.is_refused]
-    if not refused:
-        return Verdict(allowed=True, states=states, degraded=degraded)
-    return Verdict(
-        allowed=False,
-        states=states,
-        refused_by=max(refused, key=lambda state: (state.is_hopeless, state.retry_after_us)),
-        degraded=degraded,
-    )
+    longest = max(refused, key=lambda state: (state.is_hopeless, state.retry_after_us), default=None)
+    return Verdict(allowed=False, states=states, refused_by=longest)
 
 
 def _state(take: Take, row: Row, now_us: int) -> LimitState:
-    limit, is_hopeless = take.limit, take.cost > take.bound
+    limit, value, is_hopeless = take.limit, row.value, take.cost > take.bound
+    reset_us = retry_after_us = 0
     if take.form == "rate":
-        left_us, period_us = now_us + take.bound - row.value, PERIODS_US[limit.per]
-        unit_us = cost_of(limit, 1)
-        whole = left_us // unit_us if limit.kind == "requests" else left_us * limit.amount // period_us
-        remaining, reset_us = whole, max(0, row.value - now_us)
-        retry_after_us = max(row.value, now_us) + take.cost - take.bound - now_us
-    elif take.form == "budget":
-        remaining, reset_us = take.bound - row.value, row.until_us - now_us
-        retry_after_us = reset_us
+        left_us, period_us = (now_us + take.bound - value) // take.parts, PERIODS_US[limit.per]
+        remaining = left_us // cost_of(limit, 1) if limit.kind == "requests" else left_us * limit.amount // period_us
+        reset_us = max(0, value - now_us)
+        retry_after_us = reset_us + take.cost - take.bound
     else:
-        remaining, reset_us = take.bound - row.value, 0
-        retry_after_us = 0  # when one of the others ends, which nobody knows
+        remaining = take.bound - value
+        if take.form == "budget":
+            reset_us = retry_after_us = row.until_us - now_us
     return LimitState(
         limit=limit,
         remaining=max(0, remaining),
         reset_us=reset_us,
         is_refused=not row.passed,
         is_hopeless=is_hopeless,
-        retry_after_us=0 if row.passed else retry_after_us,
+        retry_after_us=0 if row.passed or is_hopeless else retry_after_us,
     )
 
 
@@ -176,7 +203,7 @@ def name_of(limit: Limit) -> str:
     """As a caller would call it: `60 requests per minute`, `10 USD per month for the task general_llm`."""
     amount = f"{limit.amount / _NANO:g}" if limit.kind == "usd" else str(limit.amount)
     period = f" per {limit.per}" if limit.per else ""
-    whose = {"key": "", "tenant": " of the tenant", "all": " of all callers"}[limit.shared_by]
+    whose = {"key": "", "tenant": " of the tenant", "all": " of all callers", "token": " of the token"}[limit.shared_by]
     scope = "".join(f" for the {name} {value}" for name, value in _scope(limit))
     return f"{amount} {UNITS[limit.kind]}{period}{whose}{scope}"
 
@@ -189,8 +216,12 @@ def boundaries_us(per: str, now_us: int) -> tuple[int, int, int]:
 
     A store takes the first of them that lies after its own clock's time, so that clocks may differ a little.
     """
-    now = datetime.fromtimestamp(now_us // 1_000_000, UTC)
-    begin = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    return _boundaries_us(per, now_us // PERIODS_US["day"])
+
+
+@functools.lru_cache(maxsize=16)
+def _boundaries_us(per: str, day: int) -> tuple[int, int, int]:
+    begin = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)
     if per == "month":
         begin = begin.replace(day=1)
         ends = [begin, *(_months_after(begin, n) for n in (1, 2))]

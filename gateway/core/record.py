@@ -14,7 +14,8 @@ class RequestRecord:
     """How a request went. `error` None: a whole answer was given.
 
     `plan` is None where the request did not get so far; `faults` has one entry for each failed attempt.
-    `first_token_us`: of a streamed answer, from the request's arrival to its first part.
+    `first_token_us`: of a streamed answer, from the request's arrival to its first part. `recalled`: see
+    `Recalled.outcome`.
     """
 
     id: str
@@ -31,6 +32,7 @@ class RequestRecord:
     usage: Usage = field(default_factory=Usage)
     first_token_us: int | None = None
     degraded: bool = False
+    recalled: str = ""
 
     @property
     def code(self) -> str:

@@ -16,7 +16,8 @@ class Limit:
         amount: so many. `burst` of them may come at once (requests and tokens).
         per: second, minute, hour, day, month; empty for `concurrent`.
         task / model / priority: the requests that it counts; `*` = all.
-        shared_by: each key has a counter of its own, or those of a tenant have one, or all of them.
+        shared_by: each key has a counter of its own, or those of a tenant have one, or all of them; `token`: a client
+            token, which counts for itself what it may do beside its key's limits.
     """
 
     kind: Literal["requests", "tokens", "usd", "concurrent"]
@@ -26,14 +27,20 @@ class Limit:
     task: str = "*"
     model: str = "*"
     priority: str = "*"
-    shared_by: Literal["key", "tenant", "all"] = "key"
+    shared_by: Literal["key", "tenant", "all", "token"] = "key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who asks. `key_id` names the key in logs and limits; the secret itself is never kept.
 
-    `tasks` is None where the key may use every task. `is_admin`: it may also load and unload models.
+    Attributes:
+        tasks: None where the key may use every task.
+        models: those that it may name; None: any.
+        is_admin: it may also load and unload models.
+        priority: the highest that it may ask for.
+        origins: of the web pages that may use it; None: any. A client token with some is nothing without one of them.
+        token_id: names the client token that was sent in the key's place; empty where the key itself was.
     """
 
     key_id: str
@@ -41,6 +48,10 @@ class Caller:
     limits: tuple[Limit, ...] = ()
     tasks: frozenset[str] | None = None
     is_admin: bool = False
+    models: frozenset[str] | None = None
+    priority: Priority = "interactive"
+    origins: frozenset[str] | None = None
+    token_id: str = ""
 
 
 Parameter = str | int | float | bool
@@ -102,6 +113,9 @@ class InferenceRequest:
         model / version: named by the caller itself (tensor tasks); empty where the rules alone decide.
         sequence: where the request is one of a sequence.
         ordering_key: requests of a tenant with the same one go in their order; empty where there is none.
+        idempotency_key / fingerprint: requests of a tenant with the same key are one request, whose method, path and
+            body `fingerprint` stands for; both empty where there is none.
+        cache_control: the header of that name, as the caller sent it.
     """
 
     id: str
@@ -116,6 +130,9 @@ class InferenceRequest:
     sequence: SequenceStep | None = None
     priority: Priority = "interactive"
     ordering_key: str = ""
+    idempotency_key: str = ""
+    fingerprint: str = ""
+    cache_control: str = ""
 
 
 # --- what a backend is asked -------------------------------------------------------------------
@@ -356,11 +373,37 @@ ALLOWED: Final = Verdict(allowed=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """How an answer stands to those that are kept.
+
+    Attributes:
+        id: the request that it was made for, where it is given again to one with the same idempotency key.
+        outcome: `replayed`, `hit`, `collapsed` (it was waited for), `miss`; empty where no answer was looked for.
+        cache_status: RFC 9211's words on it; empty where it has nothing to do with the cache.
+        age_s: since it was made, where it comes out of the cache.
+    """
+
+    id: str = ""
+    outcome: Literal["", "replayed", "hit", "collapsed", "miss"] = ""
+    cache_status: str = ""
+    age_s: int | None = None
+
+    @property
+    def is_again(self) -> bool:
+        """Whether the answer was not made for this request."""
+        return self.outcome in ("replayed", "hit", "collapsed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The first event of every answer: the route is settled and the backend has begun to answer."""
+    """The first event of every answer: the route is settled and the backend has begun to answer.
+
+    `recalled` is None where neither an idempotency key nor a cache is in play.
+    """
 
     route: Route
     verdict: Verdict
+    recalled: Recalled | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

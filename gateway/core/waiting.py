@@ -1,13 +1,29 @@
-"""Who waits for a free place at a server, and who is next: interactive before batch, then in order of arrival."""
+"""Who waits for a free place at a server, and who is next: interactive before batch, tenants by the work that they had.
 
+Within a priority it is start-time fair queueing (Goyal, Vin and Cheng, 1996), with the virtual time of each tenant
+charged when its request is sent and corrected when that has ended, as the virtual token counter does (Sheng et al.,
+2024):
+
+- A tenant's virtual time is the work that it was served; whose is the smallest goes next, its oldest request first.
+- Who comes after a pause begins at the virtual time of the one sent last: nobody saves up a claim while away. So of two
+  tenants that always wait, neither has had more than the other by more than one request of each.
+- A full line loses the newest request of the tenant that has the most of its places (buffer stealing, as in McKenney's
+  stochastic fairness queueing, 1990). Places and not work are counted there, as places are what it has run out of: a
+  tenant with one large request must not lose it to another's flood of small ones.
+"""
+
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from gateway.core.types import Priority
+from gateway.core.types import Priority, TensorPayload
 
 FEWEST_STAYS: Final = 8  # before that, nothing is foretold
 STAY_WEIGHT: Final = 1 / 16  # of the newest stay in the mean: the last sixteen or so count
+MOST_AWAY: Final = 1024  # tenants of which none waits, but whose virtual time is ahead; it is by one request or so
+MOST_WEIGHED: Final = 64  # tenants that a forecast looks at: they stand for the others
 _Item = TypeVar("_Item")
 
 
@@ -35,47 +51,216 @@ def expected_wait_us(stays: Stays, *, ahead: int, max_in_flight: int) -> int | N
     return int((ahead + 1) * stays.mean_us / max_in_flight)
 
 
+def items_of(payload: TensorPayload) -> int:
+    """How many items a tensor request has: its inputs' first dimension, if all have the same; else it counts as one.
+
+    What a model without a batch dimension has there counts all the same: the gateway does not ask for it here.
+    """
+    firsts = {tensor.shape[0] if tensor.shape else 1 for tensor in payload.inputs}
+    return max(1, *firsts) if len(firsts) == 1 else 1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiter(Generic[_Item]):
+    """One in line.
+
+    Attributes:
+        work: what it is expected to take, at least 1; in the unit of its server (tokens, or items).
+        began_at: its tenant's virtual time when its turn came; None before.
+    """
+
+    item: _Item
+    tenant: str
+    priority: Priority
+    work: int
+    number: int
+    began_at: int | None = None
+
+
 class WaitingLine(Generic[_Item]):
-    """A bounded line; every step costs the same, however many wait."""
+    """A bounded line; a step costs no more than a search among the tenants that wait, however many requests do."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._count = 0
-        self._by_priority: dict[Priority, OrderedDict[int, _Item]] = {
-            "interactive": OrderedDict(),
-            "batch": OrderedDict(),
-        }
+        self._by_priority: dict[Priority, _FairLine[_Item]] = {"interactive": _FairLine(), "batch": _FairLine()}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_priority.values()))
 
-    def ahead_of(self, priority: Priority) -> int:
-        """How many go before a newcomer of `priority`."""
-        return len(self._by_priority["interactive"]) if priority == "interactive" else len(self)
+    def ahead_of(self, tenant: str, priority: Priority) -> int:
+        """About how many go before a newcomer."""
+        interactive, own = self._by_priority["interactive"], self._by_priority[priority]
+        return own.ahead_of(tenant) + (len(interactive) if own is not interactive else 0)
 
-    def join(self, item: _Item, priority: Priority) -> tuple[int, _Item | None]:
-        """Take a place; returns its number and whom it put out.
+    def join(
+        self, item: _Item, *, tenant: str, priority: Priority, work: int
+    ) -> tuple[Waiter[_Item], Waiter[_Item] | None]:
+        """Take a place; returns it, and whom it put out: where the line is full, one that waited, or the newcomer.
 
-        In a full line that is the newcomer itself, or for an interactive one the batch request that came last.
+        An interactive newcomer puts out a batch request. Where it finds none, and for a batch newcomer, it is one of
+        the newcomer's own priority, of a tenant that has at least two places more.
         """
         self._count += 1
-        put_out: _Item | None = None
+        waiter = Waiter(item=item, tenant=tenant, priority=priority, work=max(1, work), number=self._count)
+        own, put_out = self._by_priority[priority], None
         if len(self) >= self._bound:
             batch = self._by_priority["batch"]
-            if priority == "batch" or not batch:
-                return self._count, item
-            _, put_out = batch.popitem()
-        self._by_priority[priority][self._count] = item
-        return self._count, put_out
+            shed_from = batch if len(batch) else own
+            if shed_from is own and own.most_places <= own.places_of(tenant) + 1:
+                return waiter, waiter
+            put_out = shed_from.put_out()
+        own.join(waiter)
+        return waiter, put_out
 
-    def leave(self, number: int) -> None:
+    def leave(self, waiter: Waiter[_Item]) -> None:
         """Give up a place, if it is still held."""
-        for line in self._by_priority.values():
-            line.pop(number, None)
+        self._by_priority[waiter.priority].leave(waiter)
 
-    def next(self) -> _Item | None:
-        """The first in line, who leaves it; None where nobody waits."""
+    def next(self) -> Waiter[_Item] | None:
+        """Whose turn it is; it leaves the line. None where nobody waits."""
         for line in self._by_priority.values():
-            if line:
-                return line.popitem(last=False)[1]
+            if len(line):
+                return line.next()
         return None
+
+    def took(self, waiter: Waiter[_Item], work: int) -> None:
+        """What one whose turn had come did take in the end, in place of what was expected; told once at most."""
+        self._by_priority[waiter.priority].took(waiter, work)
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[_Item]):
+    """A tenant of which requests wait, in order of arrival.
+
+    Attributes:
+        at: its virtual time.
+        work: of those that wait.
+        rank: where it stands among the tenants: by virtual time, then by the arrival of its first request.
+    """
+
+    name: str
+    at: int
+    work: int = 0
+    waiting: OrderedDict[int, Waiter[_Item]] = field(default_factory=OrderedDict)
+    rank: tuple[int, int] = (0, 0)
+
+
+class _FairLine(Generic[_Item]):
+    """Those of one priority."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._now = 0  # virtual time: of the one whose turn came last
+        self._tenants: dict[str, _Tenant[_Item]] = {}
+        self._ranks: list[tuple[int, int]] = []  # sorted; the second number is of a request, so that no two are equal
+        self._by_rank: dict[int, _Tenant[_Item]] = {}
+        self._by_places: dict[int, OrderedDict[str, None]] = {}  # last those that grew last
+        self._away: dict[str, int] = {}  # the virtual times of tenants of which none waits, where later than `_now`
+        self.most_places = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def places_of(self, tenant: str) -> int:
+        """How many of it wait."""
+        found = self._tenants.get(tenant)
+        return len(found.waiting) if found else 0
+
+    def ahead_of(self, tenant: str) -> int:
+        own = self._tenants.get(tenant)
+        at = own.at + own.work if own else max(self._now, self._away.get(tenant, 0))
+        others = len(self._tenants) - (own is not None)
+        weighed, ahead = 0, 0
+        for other in islice(self._tenants.values(), MOST_WEIGHED):
+            if other is not own:
+                weighed += 1
+                if other.at <= at:
+                    places = len(other.waiting)
+                    ahead += min(places, (at - other.at) * places // other.work + 1)
+        if weighed:
+            ahead = ahead * others // weighed
+        return ahead + (len(own.waiting) if own else 0)
+
+    def join(self, waiter: Waiter[_Item]) -> None:
+        tenant = self._tenants.get(waiter.tenant)
+        if tenant is None:
+            at = max(self._now, self._away.pop(waiter.tenant, 0))
+            tenant = self._tenants[waiter.tenant] = _Tenant(waiter.tenant, at)
+        tenant.waiting[waiter.number] = waiter
+        self._changed(tenant, places=1, work=waiter.work)
+
+    def leave(self, waiter: Waiter[_Item]) -> None:
+        tenant = self._tenants.get(waiter.tenant)
+        if tenant is not None and tenant.waiting.pop(waiter.number, None) is not None:
+            self._changed(tenant, places=-1, work=-waiter.work)
+
+    def next(self) -> Waiter[_Item]:
+        tenant = self._by_rank[self._ranks[0][1]]
+        _, waiter = tenant.waiting.popitem(last=False)
+        waiter.began_at = tenant.at
+        self._now = max(self._now, tenant.at)
+        tenant.at += waiter.work
+        self._changed(tenant, places=-1, work=-waiter.work)
+        return waiter
+
+    def put_out(self) -> Waiter[_Item]:
+        """The newest of the tenant with the most places; of several such, of the one that grew last."""
+        tenant = self._tenants[next(reversed(self._by_places[self.most_places]))]
+        _, waiter = tenant.waiting.popitem()
+        self._changed(tenant, places=-1, work=-waiter.work)
+        return waiter
+
+    def took(self, waiter: Waiter[_Item], work: int) -> None:
+        if waiter.began_at is None:
+            return
+        tenant = self._tenants.get(waiter.tenant)
+        if tenant is not None:
+            tenant.at += work - waiter.work
+            self._rank(tenant)
+        else:
+            at = self._away.get(waiter.tenant, waiter.began_at + waiter.work)
+            self._keep(waiter.tenant, at + work - waiter.work)
+
+    def _changed(self, tenant: _Tenant[_Item], *, places: int, work: int) -> None:
+        """`tenant` has so many places more or less, for so much work."""
+        self._count += places
+        tenant.work += work
+        has = len(tenant.waiting)
+        had = has - places
+        if had:
+            del self._by_places[had][tenant.name]
+            if not self._by_places[had]:
+                del self._by_places[had]
+        if has:
+            alike = self._by_places.setdefault(has, OrderedDict())
+            alike[tenant.name] = None
+            alike.move_to_end(tenant.name, last=places > 0)
+        if has > self.most_places or (had == self.most_places and had not in self._by_places):
+            self.most_places = has
+        self._rank(tenant)
+        if not has:
+            del self._tenants[tenant.name]
+            self._keep(tenant.name, tenant.at)
+
+    def _rank(self, tenant: _Tenant[_Item]) -> None:
+        """Put `tenant` where it belongs now, or nowhere if none of it waits."""
+        if tenant.rank[1]:
+            del self._ranks[bisect_left(self._ranks, tenant.rank)]
+            del self._by_rank[tenant.rank[1]]
+        first = next(iter(tenant.waiting), 0)  # the first number is 1
+        tenant.rank = (tenant.at, first)
+        if first:
+            insort(self._ranks, tenant.rank)
+            self._by_rank[first] = tenant
+
+    def _keep(self, tenant: str, at: int) -> None:
+        """Remember the virtual time of one that does not wait now, as long as it is ahead of the others'."""
+        self._away.pop(tenant, None)
+        if at <= self._now:
+            return
+        self._away[tenant] = at
+        if len(self._away) > MOST_AWAY:
+            self._away = {name: at for name, at in self._away.items() if at > self._now}
+            for name in list(islice(self._away, max(0, len(self._away) - MOST_AWAY // 2))):  # the longest away
+                del self._away[name]

@@ -8,13 +8,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from gateway.core.rules import Rule, check_models, check_targets, parse_rules
-from gateway.settings.access import KeySettings, LimitSettings, RedisSettings
+from gateway.settings.access import KeySettings, LimitSettings, Origin
 from gateway.settings.backends import (
     CHAT_TEMPLATES,
     AnthropicSettings,
@@ -25,6 +25,8 @@ from gateway.settings.backends import (
     TritonGenerateSettings,
     TritonSettings,
 )
+from gateway.settings.recall import RecallSettings
+from gateway.settings.redis import RedisSettings
 from gateway.settings.section import Section
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)(?::-([^}]*))?\}")
 LOCAL_SOCKET_ENV = "GATEWAY_LOCAL_SOCKET"  # set by `gateway serve` for its workers, where they share one runtime
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: the exit status where starting again would not help
+MIN_SIGNING_BYTES = 32  # what HMAC-SHA256 is as strong as
 METRICS_DIR_ENV = "PROMETHEUS_MULTIPROC_DIR"  # prometheus-client's own name
 
 
@@ -79,11 +82,22 @@ class ServerSettings(Section):
     workers: int = Field(default=1, ge=1, le=64)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
+    cors_origins: tuple[Origin | Literal["*"], ...] = Field(
+        default=(), description="web pages whose scripts may read the data plane's answers; `*`: any"
+    )
+    client_token_secret_env: str = "GATEWAY_CLIENT_TOKEN_SECRET"  # noqa: S105 - the variable's name, not a secret
     drain_timeout_s: float = Field(default=30.0, ge=0, description="how long a stop waits for requests in flight")
 
     def admin_token(self) -> str:
         """The control plane's token; empty where it is not set."""
         return os.environ.get(self.admin_token_env, "")
+
+    def client_token_secret(self) -> bytes:
+        """What signs client tokens; empty where it is not set, and Redis keeps one instead. Raises `ConfigError`."""
+        secret = os.environ.get(self.client_token_secret_env, "").encode()
+        if 0 < len(secret) < MIN_SIGNING_BYTES:
+            raise ConfigError(f"{self.client_token_secret_env}: must have at least {MIN_SIGNING_BYTES} characters")
+        return secret
 
 
 class TelemetrySettings(Section):
@@ -101,6 +115,7 @@ class Settings(Section):
     limits: tuple[LimitSettings, ...] = ()
     keys: tuple[KeySettings, ...] = ()
     redis: RedisSettings = Field(default_factory=RedisSettings)
+    recall: RecallSettings = Field(default_factory=RecallSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     prices: Path | None = Field(default=None, description="the price table, a YAML file; see deploy/prices.yaml")
@@ -157,7 +172,13 @@ def _anchored(settings: Settings, folder: Path) -> Settings:
         for name, task in settings.tasks.items()
     }
     prices = (folder / settings.prices).resolve() if settings.prices else None
-    return settings.model_copy(update={"backends": backends, "tasks": tasks, "prices": prices})
+    files = {
+        name: (folder / path).resolve()
+        for name in ("ca_file", "cert_file", "key_file")
+        if (path := getattr(settings.redis, name)) is not None
+    }
+    redis = settings.redis.model_copy(update=files)
+    return settings.model_copy(update={"backends": backends, "tasks": tasks, "prices": prices, "redis": redis})
 
 
 def _anchored_backend(backend: BackendSettings, folder: Path) -> BackendSettings:

@@ -1,14 +1,15 @@
-"""The sections `limits`, `keys` and `redis`: who may do how much, and where that is kept for all."""
+"""The sections `limits` and `keys`: who may do how much."""
 
 import hashlib
 import os
-from typing import Any, Final, Literal, Self
-from urllib.parse import urlsplit
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from gateway.core.keys import ORIGIN, TENANT
 from gateway.core.rate_limit import PERIODS_US
-from gateway.core.types import Limit
+from gateway.core.types import Caller, Limit, Priority
 from gateway.settings.section import Section
 
 MAX_WINDOW_US: Final = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
@@ -71,16 +72,28 @@ class LimitSettings(Section):
         )
 
 
+Tenant = Annotated[str, Field(pattern=f"^{TENANT.pattern}$")]
+ModelName = Annotated[str, Field(pattern=_NAME)]
+Origin = Annotated[
+    str, Field(pattern=f"^{ORIGIN.pattern}$", max_length=261, description="scheme, host and port, as browsers send it")
+]
+
+
 class KeySettings(Section):
     """An API key: its secret's environment variable or its SHA-256, whose it is, and what it may."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    tenant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    tenant: Tenant
     key_env: str | None = None
     key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     limits: tuple[LimitSettings, ...] | None = Field(default=None, description="default: the section `limits`")
     tasks: tuple[str, ...] | None = Field(default=None, description="default: every task")
+    models: tuple[ModelName, ...] | None = Field(default=None, description="those that it may name; default: any")
     admin: bool = Field(default=False, description="may list, load and unload models on /v2/repository")
+    priority: Priority = Field(default="interactive", description="the highest that its requests may ask for")
+    origins: tuple[Origin, ...] | None = Field(
+        default=None, description="web pages that may use it or its client tokens; default: any"
+    )
 
     @model_validator(mode="after")
     def _has_one_secret(self) -> "KeySettings":
@@ -95,16 +108,15 @@ class KeySettings(Section):
         secret = os.environ.get(self.key_env or "", "")
         return hashlib.sha256(secret.encode()).hexdigest() if secret else None
 
-
-class RedisSettings(Section):
-    """The shared store. `url` empty: limits and rules live in this process alone."""
-
-    url: str = ""
-    prefix: str = "gateway:"
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, value: str) -> str:
-        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("must begin with redis://, rediss:// or unix://, or be empty")
-        return value
+    def caller(self, limits: Sequence[LimitSettings]) -> Caller:
+        """Who comes with it; `limits` are for a key that has none of its own."""
+        return Caller(
+            key_id=self.id,
+            tenant=self.tenant,
+            limits=tuple(limit.limit() for limit in (limits if self.limits is None else self.limits)),
+            tasks=None if self.tasks is None else frozenset(self.tasks),
+            is_admin=self.admin,
+            models=None if self.models is None else frozenset(self.models),
+            priority=self.priority,
+            origins=None if self.origins is None else frozenset(self.origins),
+        )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.admissions import Ask, Book, Reply, Wanted, turn_late, verdict_of
-from gateway.core.rate_limit import Take, cost_of, shared_out
+from gateway.core.rate_limit import shared_out, spent_of
 from gateway.core.types import Verdict
 from gateway.ports import Clock
 
@@ -81,7 +81,7 @@ class MemoryAdmission:
 
     def __init__(self, of: MemoryAdmissions, ask: Ask, reply: Reply, verdict: Verdict) -> None:
         self._of = of
-        self._ask = ask if reply.admitted else None
+        self._ask = ask if reply.admitted and (ask.queue or any(take.is_held for take in ask.takes)) else None
         self.verdict = verdict
 
     async def turn(self, *, within_us: int) -> None:
@@ -94,9 +94,3 @@ class MemoryAdmission:
         ask, self._ask = self._ask, None
         if ask is not None:
             self._of.settle(ask, tokens=tokens, nano_usd=nano_usd)
-
-
-def spent_of(takes: Iterable[Take], *, tokens: int, nano_usd: int) -> list[int]:
-    """What was used up, in the units of the takes that are held."""
-    used = {"tokens": tokens, "usd": nano_usd, "concurrent": 0}
-    return [cost_of(take.limit, used[take.limit.kind]) for take in takes if take.is_held]

@@ -15,10 +15,9 @@ from redis.asyncio import Redis
 
 from gateway.core.errors import Fault, FaultKind
 from gateway.core.types import Place
-from gateway.stores.redis_script import UNREACHABLE
+from gateway.stores.redis_script import UNREACHABLE, listen
 
 TIMEOUT_S: Final = 0.5
-POLL_S: Final = 0.5
 PAUSE_S: Final = 1.0  # after a failure of Redis
 
 _log = logging.getLogger(__name__)
@@ -63,19 +62,14 @@ class RedisDeaths:
     async def _listen(self, heard: Heard) -> None:
         while True:
             try:
-                async with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                    await pubsub.subscribe(self._channel)
-                    while True:
-                        message = await pubsub.get_message(timeout=POLL_S)
-                        if message is not None:
-                            self._take(message["data"], heard)
+                await listen(self._client, self._channel, lambda message: self._take(message, heard))
             except UNREACHABLE:
                 await asyncio.sleep(PAUSE_S)
             except Exception:  # noqa: BLE001 - the supervisor of this task
                 _log.exception("word of a death could not be taken")
                 await asyncio.sleep(PAUSE_S)
 
-    def _take(self, message: bytes | str, heard: Heard) -> None:
+    def _take(self, message: str, heard: Heard) -> None:
         try:
             teller, backend, replica, model, dead_model = json.loads(message)
         except (ValueError, TypeError):

@@ -28,7 +28,7 @@ class RedisEvents:
     async def add(self, event: JsonObject) -> None:
         """Write it down; of more than a hundred the oldest are forgotten. Without Redis the log alone has it."""
         try:
-            async with asyncio.timeout(TIMEOUT_S), self._client.pipeline(transaction=True) as steps:
+            async with asyncio.timeout(TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
                 steps.lpush(self._key, json.dumps(event))
                 steps.ltrim(self._key, 0, KEPT - 1)
                 await steps.execute()

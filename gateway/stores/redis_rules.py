@@ -1,11 +1,11 @@
 """The routing rules that all workers share, and what each worker says it runs.
 
-Layout, all under one prefix:
-- `{prefix}rules`: a hash of `revision`, `rules` (the JSON of `core.rules.rules_document`) and `at_ms` (from when they
+Layout, all under one prefix and in one slot of a Redis Cluster, so that a worker needs one node alone to follow:
+- `{prefix}{rules}`: a hash of `revision`, `rules` (the JSON of `core.rules.rules_document`) and `at_ms` (from when they
   are in force, in Unix milliseconds; 0 or missing = at once);
 - `{prefix}rules:changed`: the channel on which a new revision is announced;
-- `{prefix}worker:{id}`: a hash that a worker renews twice a second and that expires 5 s after its last word;
-- `{prefix}workers`: the set of their ids.
+- `{prefix}{rules}:worker:<id>`: a hash that a worker renews twice a second and that expires 5 s after its last word;
+- `{prefix}{rules}:workers`: the set of their ids.
 
 A worker learns of a change by the channel, within a few milliseconds, and by reading the rules twice a
 second, which also covers a lost message, a broken connection and a Redis that came back with other rules.
@@ -31,12 +31,13 @@ from gateway.core.errors import RulesUnavailable, StaleRevision
 from gateway.core.rule_fields import RuleError
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document
 from gateway.ports import Applied, WorkerState
-from gateway.stores.redis_script import UNREACHABLE, load_script
+from gateway.stores.redis_script import UNREACHABLE, listen, load_script
 
 POLL_S = 0.5
 REPORT_TTL_MS = 5000
 APPLIED_POLL_S = 0.01
 MAX_AHEAD_S = 10.0  # an instant farther off is another clock's, and is not waited for
+_RULES = "{rules}"  # in braces: a hash tag
 STORED = ("revision", "rules", "at_ms")
 FIELDS = ("pid", "revision", "started", "state", "detail")
 
@@ -102,7 +103,7 @@ class RedisRuleSource:
         self._tasks = []
         with contextlib.suppress(*UNREACHABLE):
             async with asyncio.timeout(self._timeout_s):
-                await self._client.delete(f"{self._prefix}worker:{self._id}")
+                await self._client.delete(f"{self._prefix}{_RULES}:worker:{self._id}")
 
     async def _forever(self, step: Callable[[], Awaitable[None]]) -> None:
         """Repeat `step`; after a failure pause for 1 to 1.5 s, a different length for each worker."""
@@ -125,12 +126,7 @@ class RedisRuleSource:
 
     async def _listen(self) -> None:
         """Wake `_follow` on every announcement, until the connection breaks."""
-        async with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
-            await pubsub.subscribe(f"{self._prefix}rules:changed")
-            self._changed.set()  # for what was said before
-            while not self._closing:
-                if await pubsub.get_message(timeout=POLL_S) is not None:
-                    self._changed.set()
+        await listen(self._client, f"{self._prefix}rules:changed", lambda _: self._changed.set())
 
     async def _refresh(self) -> None:
         """Read the rules and report, in one round trip; take the rules if they are others than before."""
@@ -155,7 +151,7 @@ class RedisRuleSource:
     async def _seed(self) -> None:
         """Fill an empty Redis with the set in force: the file's at first, the last one after a loss."""
         revision = max(1, self.current().revision)
-        keys = [f"{self._prefix}rules"]
+        keys = [f"{self._prefix}{_RULES}"]
         args: list[str | int] = [revision, _document(self.current().rules), f"{self._prefix}rules:changed"]
         if await self._seed_script.run(self._client, keys, args):
             _log.info("rules_seeded", extra={"revision": revision})
@@ -180,15 +176,15 @@ class RedisRuleSource:
         _log.info("rules_applied", extra={"revision": rules.revision})
 
     async def _read_and_report(self) -> "_Stored":
-        key = f"{self._prefix}worker:{self._id}"
+        key = f"{self._prefix}{_RULES}:worker:{self._id}"
         held = self._coming.rules if self._coming is not None else self._current
         report = (os.getpid(), held.revision, self._started, self._state, self._detail)
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.hmget(f"{self._prefix}rules", *STORED)
+        pipeline.hmget(f"{self._prefix}{_RULES}", *STORED)
         pipeline.hset(key, mapping=dict(zip(FIELDS, report, strict=True)))
         pipeline.pexpire(key, REPORT_TTL_MS)
-        pipeline.sadd(f"{self._prefix}workers", self._id)
-        pipeline.pexpire(f"{self._prefix}workers", REPORT_TTL_MS)
+        pipeline.sadd(f"{self._prefix}{_RULES}:workers", self._id)
+        pipeline.pexpire(f"{self._prefix}{_RULES}:workers", REPORT_TTL_MS)
         stored, *reported = await pipeline.execute(raise_on_error=False)
         for failure in (r for r in reported if isinstance(r, RedisError)):
             raise failure
@@ -214,7 +210,7 @@ class RedisRuleStore:
     async def get(self) -> RuleSet:
         """The newest set; revision 0 and no rules where none was ever stored."""
         async with self._bounded():
-            stored = tuple(await self._client.hmget(f"{self._prefix}rules", STORED))
+            stored = tuple(await self._client.hmget(f"{self._prefix}{_RULES}", STORED))
         if stored == _NOTHING:
             return RuleSet(revision=0, rules=())
         try:
@@ -231,7 +227,7 @@ class RedisRuleStore:
         """
         args: list[str | int] = [expected_revision, _document(rules), f"{self._prefix}rules:changed", at_ms]
         async with self._bounded():
-            done, revision = await self._put_script.run(self._client, [f"{self._prefix}rules"], args)
+            done, revision = await self._put_script.run(self._client, [f"{self._prefix}{_RULES}"], args)
         if not done:
             raise StaleRevision(expected=expected_revision, current=revision)
         return int(revision)
@@ -239,14 +235,14 @@ class RedisRuleStore:
     async def workers(self) -> list[WorkerState]:
         """The live workers, by id. One that died without a word stays on the list for 5 s."""
         async with self._bounded():
-            ids = sorted(_text(i) for i in await self._client.smembers(f"{self._prefix}workers"))
+            ids = sorted(_text(i) for i in await self._client.smembers(f"{self._prefix}{_RULES}:workers"))
             pipeline = self._client.pipeline(transaction=False)
             for worker_id in ids:
-                pipeline.hmget(f"{self._prefix}worker:{worker_id}", *FIELDS)
+                pipeline.hmget(f"{self._prefix}{_RULES}:worker:{worker_id}", *FIELDS)
             reports = await pipeline.execute() if ids else []
             gone = [i for i, report in zip(ids, reports, strict=True) if report[0] is None]
             if gone:
-                await self._client.srem(f"{self._prefix}workers", *gone)
+                await self._client.srem(f"{self._prefix}{_RULES}:workers", *gone)
         return [_worker(i, r) for i, r in zip(ids, reports, strict=True) if r[0] is not None]
 
     async def applied(self, revision: int, timeout_s: float = 1.0) -> Applied:

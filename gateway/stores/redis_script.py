@@ -1,35 +1,115 @@
-"""A Lua file that runs inside Redis, and a client that is set up to fail fast."""
+"""What all stores share: a client that fails fast, Lua files that run inside Redis, and word from a channel."""
 
+import asyncio
 import hashlib
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from gateway.settings import RedisSettings
+from gateway.stores.redis_cluster import ClusterClient
+from gateway.stores.redis_sentinel import sentinel_client
 
 UNREACHABLE = (RedisError, OSError)
 """What a Redis that is gone, hung, loading or out of memory raises (`TimeoutError` is an `OSError`)."""
 
-CONNECT_TIMEOUT_S = 1.0
+CONNECT_TIMEOUT_S: Final = 1.0
+PING_S: Final = 1.0
+DEAF_S: Final = 3.0  # a connection that answers no ping for so long is dead
 
 
-def connect(url: str, *, max_connections: int = 32) -> Redis:
-    """A client for the stores, which bound every call themselves.
+def connect(where: RedisSettings | str, *, max_connections: int = 32) -> Redis:
+    """A client for the stores, which bound every call themselves: of one server, of sentinels' master, or of a cluster.
+
+    Raises `ValueError` where a password's variable is not set or a certificate cannot be read.
 
     One immediate retry (a pooled connection may be dead) and never a backoff, which would only sleep inside that
     bound. No socket timeout: the library keeps it with `asyncio.wait_for`, which on Python 3.11 can swallow the
-    cancellation that our own bounds and `close` rely on, and which costs a task per call.
+    cancellation that our own bounds and `close` rely on, and which costs a task per call. `max_connections` are to one
+    server.
     """
-    return Redis.from_url(
-        url,
-        max_connections=max_connections,
-        socket_timeout=None,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 1),
-    )
+    settings = RedisSettings(url=where) if isinstance(where, str) else where
+    place = settings.place
+    links: dict[str, Any] = {
+        "socket_timeout": None,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        **_tls(settings, is_tls=place.is_tls),
+    }
+    options = {
+        **links,
+        "max_connections": max_connections,
+        "retry": Retry(NoBackoff(), 1),
+        "username": place.username or None,
+        "password": place.password or None,
+    }
+    if place.kind == "cluster":
+        return ClusterClient(place.nodes, lambda host, port: Redis(host=host, port=port, **options))
+    if place.kind == "sentinel":
+        return sentinel_client(place, links, {**options, "db": place.db})
+    if place.kind == "unix":
+        return Redis(unix_socket_path=place.path, db=place.db, **options)
+    host, port = place.nodes[0]
+    return Redis(host=host, port=port, db=place.db, **options)
+
+
+def _tls(settings: RedisSettings, *, is_tls: bool) -> dict[str, Any]:
+    """The library's options. Who the server is, is always checked: its certificate, and its name in it."""
+    if not is_tls:
+        return {}
+    files = {"ca_file": settings.ca_file, "cert_file": settings.cert_file, "key_file": settings.key_file}
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.cert_file is not None:
+            context.load_cert_chain(settings.cert_file, settings.key_file)
+    except (OSError, ssl.SSLError) as error:
+        named = ", ".join(f"redis.{name}" for name, path in files.items() if path is not None)
+        raise ValueError(f"{named}: cannot be read as certificates ({type(error).__name__})") from error
+    return {
+        "ssl": True,
+        "ssl_ca_certs": str(settings.ca_file) if settings.ca_file else None,
+        "ssl_certfile": str(settings.cert_file) if settings.cert_file else None,
+        "ssl_keyfile": str(settings.key_file) if settings.key_file else None,
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+    }
+
+
+async def listen(client: Redis, channel: str, heard: Callable[[str], None]) -> None:
+    """Call `heard` with each message on a channel, until the connection is dead or hung; then raise `UNREACHABLE`.
+
+    It is called with an empty text whenever the subscription has begun, also after a reconnection: what was said before
+    then was missed.
+    """
+    loop = asyncio.get_running_loop()
+    async with client.pubsub() as pubsub:
+        async with asyncio.timeout(DEAF_S):
+            await pubsub.subscribe(channel)
+        last_s = loop.time()
+        while True:
+            message = await pubsub.get_message(timeout=PING_S)
+            if message is not None:
+                last_s = loop.time()
+                if message["type"] in ("subscribe", "message"):
+                    heard("" if message["type"] == "subscribe" else _text(message["data"]))
+            elif loop.time() - last_s > DEAF_S:
+                raise RedisConnectionError("the subscription is silent")
+            else:
+                async with asyncio.timeout(DEAF_S):
+                    await pubsub.ping()
+
+
+def _text(told: bytes | str) -> str:
+    return told.decode(errors="replace") if isinstance(told, bytes) else told
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +119,7 @@ class Script:
     source: str
     sha: str
 
-    async def run(self, client: "Redis", keys: list[str], args: list[str | int]) -> Any:
+    async def run(self, client: Redis, keys: list[str], args: list[str | int]) -> Any:
         """Run it by its SHA-1, and by its source where Redis has forgotten it."""
         try:
             return await client.evalsha(self.sha, len(keys), *keys, *args)

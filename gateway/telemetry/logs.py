@@ -139,6 +139,8 @@ def _line(record: RequestRecord) -> str:
         fields["detail"] = record.error.detail[:MAX_DETAIL]
     if record.degraded:
         fields["limiter"] = "degraded"
+    if record.recalled:
+        fields["recall"] = record.recalled
     cause = record.error.__cause__ if isinstance(record.error, InternalError) else None
     if cause is not None:
         fields["level"] = "error"

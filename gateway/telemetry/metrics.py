@@ -101,6 +101,12 @@ class Metrics:
             ("task",),
             registry=registry,
         )
+        self.recalls = Counter(
+            "gateway_recalls",
+            "Answers that may be given again: given again (replayed, hit, collapsed), or made for the cache (miss).",
+            ("task", "outcome"),
+            registry=registry,
+        )
         self.degraded = Counter(
             "gateway_limiter_degraded",
             "Requests whose limits were decided by this process alone, the shared store being out of reach.",
@@ -145,6 +151,8 @@ class Metrics:
         self._used(record, backend)
         if record.faults:
             self.failed_attempts.labels(record.task).inc(len(record.faults))
+        if record.recalled:
+            self._of(self.recalls, record.task, record.recalled).inc()
         if record.degraded:
             self.degraded.inc()
 

@@ -174,8 +174,8 @@ async def test_figures_are_passed_on(monkeypatch):
 async def test_the_length_of_queues_is_told():
     gate = Gate(max_in_flight=1, max_queue_size=5)
     one = Round(gates={"triton": gate})
-    await gate.enter("a:1", priority="interactive", within_us=1)
-    waiting = asyncio.create_task(gate.enter("a:1", priority="batch", within_us=5_000_000))
+    await gate.enter("a:1", tenant="t", priority="interactive", within_us=1, work=lambda: 1)
+    waiting = asyncio.create_task(gate.enter("a:1", tenant="t", priority="batch", within_us=5_000_000, work=lambda: 1))
     await until(gate.waiting)
     await one.probe()
     assert one.told.waits == {"triton": 1}

@@ -208,7 +208,7 @@ async def test_one_whose_turn_cannot_come_in_time_is_refused_at_once(stream):
     async with llm_plane(up, max_in_flight=1, timeout_us=60_000_000, attempt_timeout_us=60_000_000) as gw:
         gate = gw.pipeline.gates["up1"]
         for _ in range(8):  # as if eight requests had each stayed for 40 s
-            await gate.enter("", priority="interactive", within_us=1)
+            await gate.enter("", tenant="t", priority="interactive", within_us=1, work=lambda: 1)
             gate.leave("", stayed_us=40_000_000)
         async with waiting_at(gw, up, stream=stream):
             answer = await gw.post(CHAT, asked(stream=stream), **{"x-timeout-ms": "30000"})

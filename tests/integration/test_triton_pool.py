@@ -24,10 +24,12 @@ from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
+from gateway.recall import Recalls
 from gateway.sequences import PinnedSequences
 from gateway.stores.leases import MemoryLeases
 from gateway.stores.memory import MemoryRuleSource, MemorySequenceStore
 from gateway.stores.memory_admissions import MemoryAdmissions
+from gateway.stores.memory_answers import MemoryAnswers
 from gateway.telemetry.metrics import Metrics
 from gateway.wiring import monotonic_us, wall_us
 from tests.kit.app import Recorder
@@ -220,6 +222,7 @@ class Walk:
             gates={"triton": Gate(max_in_flight=256, max_queue_size=1024)},
             admissions=MemoryAdmissions(wall_us),
             rules=rules,
+            recalls=Recalls(MemoryAnswers(monotonic_us, max_bytes=2**20), monotonic_us),
             sequences=PinnedSequences(
                 MemorySequenceStore(monotonic_us), backends, board=self.board, clock=monotonic_us
             ),

@@ -25,10 +25,12 @@ from gateway.core.types import Caller, Limit, Tensors
 from gateway.gate import Gate
 from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Backend, SequenceStore
+from gateway.ports import Answers, Backend, SequenceStore
+from gateway.recall import Recalls
 from gateway.sequences import PinnedSequences
 from gateway.stores.memory import MemoryRuleSource, MemorySequenceStore
 from gateway.stores.memory_admissions import MemoryAdmissions
+from gateway.stores.memory_answers import MemoryAnswers
 from gateway.tasks.chat import Chat
 from gateway.tasks.contract import Contract
 from gateway.tasks.image_classification import ImageClassification
@@ -36,6 +38,7 @@ from gateway.tasks.text_embedding import TextEmbedding
 from gateway.wiring import monotonic_us, wall_us
 
 KEY, LIMITED_KEY, EMBEDDING_KEY, ADMIN_KEY = "secret-one", "secret-limited", "secret-embedding", "secret-admin"
+OTHER_KEY = "secret-other"  # of another tenant than `KEY`, and as free as that
 DIMENSIONS = 4
 LABELS = ("tabby", "tiger cat", "Egyptian cat")
 
@@ -137,16 +140,21 @@ async def running(
     attempt_timeout_us: int = 1_000_000,
     more_tasks: Mapping[str, Contract] = MappingProxyType({}),
     sequence_store: SequenceStore | None = None,
+    answers: Answers | None = None,
     drain_s: float = 2,
     draw: Callable[[], float] = lambda: 0.0,
     prices: Mapping[str, Any] = MappingProxyType({}),
     usd_per_hour: Mapping[str, float] = MappingProxyType({}),
     max_in_flight: int = 256,
     max_queue_size: int = 1024,
+    key_ring: KeyRing | None = None,
+    cors_origins: Sequence[str] = (),
+    more_callers: Mapping[str, Caller] = MappingProxyType({}),
 ) -> AsyncIterator[Harness]:
     """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative.
 
-    `prices` are those of a price table (USD per million tokens), `usd_per_hour` those of backends.
+    `prices` are those of a price table (USD per million tokens), `usd_per_hour` those of backends. `more_callers` are by
+    their keys.
     """
     seen, board = Recorder(), BreakerBoard()
     source = MemoryRuleSource(RuleSet(revision=7, rules=parse_rules(rules)))
@@ -165,12 +173,14 @@ async def running(
             backend.speaks = "openai"
     by_name = {b.name: b for b in backends}
     store = sequence_store or MemorySequenceStore(monotonic_us)
+    recalls = Recalls(answers or MemoryAnswers(monotonic_us, max_bytes=64 * 2**20), monotonic_us)
     pipeline = Pipeline(
         tasks=tasks,
         backends=by_name,
         gates={b.name: Gate(max_in_flight=max_in_flight, max_queue_size=max_queue_size) for b in backends},
         admissions=MemoryAdmissions(wall_us),
         rules=source,
+        recalls=recalls,
         sequences=PinnedSequences(store, by_name, board=board, clock=monotonic_us),
         board=board,
         observer=seen,
@@ -185,14 +195,17 @@ async def running(
         KEY: Caller(key_id="one", tenant="t1"),
         ADMIN_KEY: Caller(key_id="admin", tenant="t1", is_admin=True),
         LIMITED_KEY: Caller(key_id="limited", tenant="t2", limits=three),
+        OTHER_KEY: Caller(key_id="other", tenant="t4"),
         EMBEDDING_KEY: Caller(key_id="embed", tenant="t3", tasks=frozenset({"text-embedding"})),
+        **more_callers,
     }
     api = Api(
         pipeline=pipeline,
-        keys=KeyRing({hashlib.sha256(k.encode()).hexdigest(): c for k, c in callers.items()}),
+        keys=key_ring or KeyRing({hashlib.sha256(k.encode()).hexdigest(): c for k, c in callers.items()}),
         models={**{name: name for name in tasks}, "minilm": "text-embedding", "org/smollm2": "general_llm"},
         body=BodyLimits(max_bytes=max_body_bytes, timeout_s=body_timeout_s),
         is_ready=lambda: not stop.is_set(),
+        cors_origins=frozenset(cors_origins),
     )
     app = create_app(api)
     listener = bind("127.0.0.1", 0)
@@ -216,4 +229,5 @@ async def running(
     finally:
         stop.set()
         await serving
+        await recalls.close()
         listener.close()

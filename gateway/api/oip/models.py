@@ -57,7 +57,9 @@ async def statistics(visit: Visit, found: Route) -> Response:
         told = await _of_model(visit, found, lambda server, place: server.statistics(place))
     else:
         told = await ask(visit, lambda server, place: server.statistics(replace(place, model="")))
-    return _json({**told, "model_stats": [_in_order(model) for model in told["model_stats"]]})
+    models = visit.caller.models
+    rows = [_in_order(row) for row in told["model_stats"] if models is None or row.get("name") in models]
+    return _json({**told, "model_stats": rows})
 
 
 async def model_ready(visit: Visit, found: Route) -> Response:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from gateway.api.auth import authorize_model
 from gateway.api.endpoint import Api, Visit
 from gateway.core import attempts
 from gateway.core.errors import BackendError, Fault, FaultKind, NoHealthyBackend, NotFound
@@ -31,6 +32,8 @@ async def ask(
     They are asked in the order of the rule, as a request would be; the model `*` is the server itself.
     """
     task, pipeline = entered(visit), visit.api.pipeline
+    if model != ANY:
+        authorize_model(visit.caller, model)
     request = InferenceRequest(
         id=visit.id,
         task=task.name,
@@ -42,6 +45,9 @@ async def ask(
         version=version,
     )
     plan = pipeline.plan(request)
+    if not plan.candidates:
+        cooling_us = pipeline.board.shortest_cooling_us(plan.refusals, pipeline.clock())
+        raise attempts.nobody(plan, cooling_us=cooling_us)
     faults: list[Fault] = []
     while True:
         step = attempts.next_attempt(
@@ -68,6 +74,7 @@ async def ask(
 
 def servers(visit: Visit, model: str) -> dict[str, ModelServer]:
     """Every model server that the rule for `model` names, whatever its health. Raises `NoHealthyBackend` for none."""
+    authorize_model(visit.caller, model)
     pipeline = visit.api.pipeline
     rule = pipeline.rules.current().rule_for(task=entered(visit).name, tenant=visit.caller.tenant, model=model)
     named = () if rule is None else dict.fromkeys(target.backend for target in (*rule.split, *rule.fallback))

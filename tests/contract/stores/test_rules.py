@@ -112,7 +112,7 @@ async def test_a_change_reaches_all_workers(started, store, redis_server, redis_
 @pytest.mark.usefixtures("eager")
 async def test_a_change_is_found_without_any_announcement(worker, redis_client, redis_prefix):
     document = json.dumps([{"name": "quiet", "split": [{"backend": "local", "model": "m"}]}])
-    await redis_client.hset(f"{redis_prefix}rules", mapping={"revision": 9, "rules": document})
+    await redis_client.hset(f"{redis_prefix}{{rules}}", mapping={"revision": 9, "rules": document})
     await until(lambda: worker.current().revision == 9)
     assert [r.name for r in worker.current().rules] == ["quiet"]
 
@@ -169,8 +169,8 @@ async def test_a_set_that_cannot_be_taken_is_refused_whole(
 ):
     before = worker.current()
     async with redis_client.pipeline() as pipeline:
-        pipeline.delete(f"{redis_prefix}rules")
-        pipeline.hset(f"{redis_prefix}rules", mapping=fields)
+        pipeline.delete(f"{redis_prefix}{{rules}}")
+        pipeline.hset(f"{redis_prefix}{{rules}}", mapping=fields)
         await pipeline.execute()
     await until(lambda: worker._state == "refused")
     await asyncio.sleep(0.1)  # several looks at the same bad set
@@ -185,13 +185,13 @@ async def test_a_set_that_cannot_be_taken_is_refused_whole(
 async def test_a_foreign_type_under_the_rules_name_is_refused_too(started, redis_server, redis_client, redis_prefix):
     worker = await started(redis_server.url, redis_prefix)
     before = worker.current()
-    await redis_client.set(f"{redis_prefix}rules", "x")
+    await redis_client.set(f"{redis_prefix}{{rules}}", "x")
     await until(lambda: worker._state == "refused")
     assert worker.current() is before
 
 
 async def test_a_good_set_after_a_bad_one_is_taken(worker, store, redis_client, redis_prefix):
-    await redis_client.hset(f"{redis_prefix}rules", mapping={"revision": 5, "rules": "bad"})
+    await redis_client.hset(f"{redis_prefix}{{rules}}", mapping={"revision": 5, "rules": "bad"})
     with pytest.raises(RulesUnavailable, match="revision 5"):
         await store.get()
     revision = await store.put(rules("good"), expected_revision=5)
@@ -287,7 +287,7 @@ async def test_workers_report_themselves_and_leave_when_they_close(store, redis_
         ("w2", 1, "serving", ""),
     ]
     assert all(r.pid > 0 and r.started > 0 for r in reports)
-    assert 0 < await redis_client.pttl(f"{redis_prefix}worker:w1") <= 5000
+    assert 0 < await redis_client.pttl(f"{redis_prefix}{{rules}}:worker:w1") <= 5000
     for worker in workers:
         await worker.close()
     assert await store.workers() == []
@@ -295,16 +295,16 @@ async def test_workers_report_themselves_and_leave_when_they_close(store, redis_
 
 
 async def test_a_worker_that_died_without_a_word_leaves_the_list(store, redis_client, redis_prefix):
-    await redis_client.sadd(f"{redis_prefix}workers", "dead")
+    await redis_client.sadd(f"{redis_prefix}{{rules}}:workers", "dead")
     assert await store.workers() == []
-    assert await redis_client.scard(f"{redis_prefix}workers") == 0
+    assert await redis_client.scard(f"{redis_prefix}{{rules}}:workers") == 0
 
 
 async def test_applied_waits_for_the_slowest_and_no_longer_than_told(store, redis_client, redis_prefix):
     async def report(worker_id: str, revision: int) -> None:
         fields = {"pid": 1, "revision": revision, "started": 1, "state": "serving", "detail": ""}
-        await redis_client.hset(f"{redis_prefix}worker:{worker_id}", mapping=fields)
-        await redis_client.sadd(f"{redis_prefix}workers", worker_id)
+        await redis_client.hset(f"{redis_prefix}{{rules}}:worker:{worker_id}", mapping=fields)
+        await redis_client.sadd(f"{redis_prefix}{{rules}}:workers", worker_id)
 
     await report("fast", 2)
     await report("slow", 1)

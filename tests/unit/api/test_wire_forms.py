@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.api.errors import openai_error, problem
-from gateway.api.headers import go_duration, limit_headers, route_headers
+from gateway.api.headers import go_duration, route_headers
 from gateway.core.errors import (
     CLOSED_LIST,
     BackendBroke,
@@ -20,7 +20,7 @@ from gateway.core.errors import (
     pointer,
     problem_document,
 )
-from gateway.core.types import Route, Verdict
+from gateway.core.types import Route
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,12 @@ def test_openai_types(error, kind):
 )
 def test_retry_after_in_whole_seconds_never_too_early(error, told):
     assert problem(error).headers.get("retry-after") == told
+    assert json.loads(problem(error).body).get("retry_after_s") == (told and int(told))
 
 
-def test_the_limits_go_with_an_error_that_met_them():
-    error = RateLimited("x", retry_after_us=20_000_000)
-    error.verdict = Verdict(allowed=False, name="3 requests per minute", limit=3, remaining=0, reset_us=60_000_000)
-    headers = openai_error(error).headers
-    assert headers["x-ratelimit-limit-requests"] == "3"
-    assert headers["x-ratelimit-remaining-requests"] == "0"
-    assert headers["x-ratelimit-reset-requests"] == "1m0s"
-    assert headers["retry-after"] == "20"
-
-
-def test_no_limits_no_headers():
-    assert limit_headers(Verdict(allowed=True)) == {}
+def test_in_milliseconds_only_where_the_time_is_known():
+    assert problem(RateLimited("x", retry_after_us=1_000_001)).headers["retry-after-ms"] == "1001"
+    assert "retry-after-ms" not in problem(NoHealthyBackend("x")).headers
 
 
 def test_route_headers():

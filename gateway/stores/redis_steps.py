@@ -1,0 +1,320 @@
+"""Steps of admissions on their way to Redis: those that wait go together, and none waits longer than its bound.
+
+While one round trip is under way, new steps wait and go with the next, those of one owner in one call: a busy worker
+needs one connection and a fraction of the work per admission. After a failure Redis is left alone for a second; then
+one step tries it.
+
+An ask whose answer is lost, or comes for nobody, may have been admitted: it is settled with nothing used up. A
+settlement is repeated until Redis has answered, or until its lease has given all back long since.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from gateway.core.admissions import Ask, Reply, Standing
+from gateway.core.rate_limit import Form, Row, Take, boundaries_us
+from gateway.stores.redis_script import UNREACHABLE, load_script
+
+RETRY_AFTER_S = 1.0  # how long Redis is left alone after a failure
+MAX_TOGETHER: Final = 256  # steps in one round trip; bounds how long Redis is kept busy by one worker
+SETTLED_WITHIN_S: Final = 60.0  # six leases
+CLOSED_WITHIN_S: Final = 0.25
+_WORDS: Final[dict[Form, str]] = {"rate": "rate", "places": "places", "budget": "spent"}
+
+_log = logging.getLogger(__name__)
+
+
+class Answered(NamedTuple):
+    """Redis's answer to an ask; `sent_s`, by the loop's clock, is before its lease began."""
+
+    reply: Reply
+    sent_s: float
+
+
+class Steps:
+    """The script `admissions`, run on one Redis; `heard` is told of admissions whose turn has come."""
+
+    def __init__(
+        self, client: Redis, prefix: str, heard: Callable[[str], None], *, timeout_s: float, lease_us: int
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._heard = heard
+        self._timeout_s = timeout_s
+        self._lease_us = lease_us
+        self._script = load_script("admissions")
+        self._asks: list[_Waiting] = []
+        self._settlements: list[_Settlement] = []
+        self._now_us: int | None = None  # the instant, where it is not Redis's own: in tests
+        self._ends: dict[str, tuple[int, int, int]] = {}
+        self._sender: asyncio.Task[None] | None = None
+        self._is_down = False
+        self._is_closed = False
+        self._try_at_s = 0.0
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the last word on Redis was that it is out of reach."""
+        return self._is_down
+
+    def may_try(self) -> bool:
+        """Whether Redis may be asked now; while it is out of reach, true once a second."""
+        if self._is_down:
+            now_s = asyncio.get_running_loop().time()
+            if now_s < self._try_at_s:
+                return False
+            self._try_at_s = now_s + RETRY_AFTER_S
+        return not self._is_closed
+
+    async def ask(self, ask: Ask) -> Answered | None:
+        """Redis's answer; None where there is none within the bound. One whose caller leaves takes nothing."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(ask, loop.create_future(), loop.time())
+        self._asks.append(waiting)
+        self._start()
+        try:
+            return await waiting.answered
+        except asyncio.CancelledError:
+            if not waiting.answered.cancelled() and waiting.answered.result() is not None:
+                self._undo(ask)
+                self.flush()
+            raise
+
+    def settle(self, owner: str, admission: str, spent: Sequence[int]) -> None:
+        """It has ended. Never waits, never raises."""
+        if not self._is_closed:
+            self._to_settle(owner, admission, spent)
+            self.flush()
+
+    def flush(self) -> None:
+        """Send settlements that have waited for Redis, if it may be asked now."""
+        if self._settlements and self._sender is None and self.may_try():
+            self._start()
+
+    async def renew(self, admissions: Mapping[str, Sequence[str]]) -> tuple[dict[str, Standing], float]:
+        """Keep those of each owner for another lease: how they stand, as far as is told, and when Redis was asked."""
+        calls = [
+            _Call(owner, renewals=ids[i : i + MAX_TOGETHER])
+            for owner, ids in admissions.items()
+            for i in range(0, len(ids), MAX_TOGETHER)
+        ]
+        sent_s, standings = asyncio.get_running_loop().time(), dict[str, Standing]()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                replies = await self._round_trip(calls)
+        except UNREACHABLE:
+            return standings, sent_s
+        for call, reply in zip(calls, replies, strict=True):
+            if not isinstance(reply, RedisError):
+                self._hear(reply[1])
+                standings.update(zip(call.renewals, map(Standing, reply[2]), strict=True))
+        return standings, sent_s
+
+    async def close(self) -> None:
+        """Stop: asks that wait have no answer, settlements are tried once more. The client stays its owner's."""
+        self._is_closed = True
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+        self._is_down, self._timeout_s = False, min(self._timeout_s, CLOSED_WITHIN_S)
+        await self._send_all()
+
+    def _start(self) -> None:
+        if self._sender is None and not self._is_closed:
+            self._sender = asyncio.get_running_loop().create_task(self._send_all(), name="redis-admissions")
+
+    async def _send_all(self) -> None:
+        """Send what waits until nothing does, or Redis fails. Every ask gets an answer, whatever happens here."""
+        try:
+            while self._asks or self._settlements:
+                await self._send_some()
+                if self._is_down:
+                    break
+        finally:
+            self._sender = None
+            for waiting in self._asks:
+                waiting.answer(None)
+            self._asks.clear()
+
+    async def _send_some(self) -> None:
+        """One round trip. On failure all that are in it are answered at once, so that none waits twice."""
+        now_s = asyncio.get_running_loop().time()
+        asks = [waiting for waiting in self._asks[:MAX_TOGETHER] if not waiting.answered.done()]
+        settlements = [one for one in self._settlements[:MAX_TOGETHER] if one.until_s > now_s]
+        del self._asks[:MAX_TOGETHER], self._settlements[:MAX_TOGETHER]
+        calls = _by_owner(settlements, asks)
+        since_s = asks[0].since_s if asks else now_s
+        try:
+            if calls:
+                async with asyncio.timeout(since_s + self._timeout_s - now_s):
+                    replies = await self._round_trip(calls)
+                self._told(calls, replies, now_s)
+        except UNREACHABLE as error:
+            self._failed(error)
+        finally:
+            for call in calls:
+                if not call.is_answered:
+                    self._settlements += call.settlements
+                    for waiting in call.asks:
+                        waiting.answer(None)
+                        self._undo(waiting.ask)
+
+    async def _round_trip(self, calls: Sequence["_Call"]) -> list[Any]:
+        """The script's reply, or its `ResponseError`, for each call."""
+        replies = await self._run(calls, by_source=False)
+        forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if forgotten:  # Redis restarted: nothing of these has run
+            again = await self._run([calls[i] for i in forgotten], by_source=True)
+            for i, reply in zip(forgotten, again, strict=True):
+                replies[i] = reply
+        return replies
+
+    async def _run(self, calls: Sequence["_Call"], *, by_source: bool) -> list[Any]:
+        script = self._script.source if by_source else self._script.sha
+        if len(calls) == 1:  # the usual case, at half the work of a pipeline
+            run = self._client.eval if by_source else self._client.evalsha
+            try:
+                return [await run(script, *self._words(calls[0]))]
+            except ResponseError as error:
+                return [error]
+        pipeline = self._client.pipeline(transaction=False)
+        add = pipeline.eval if by_source else pipeline.evalsha
+        for call in calls:
+            add(script, *self._words(call))
+        return list(await pipeline.execute(raise_on_error=False))
+
+    def _words(self, call: "_Call") -> tuple[Any, ...]:
+        """The number of keys, the keys and the arguments; see `lua/admissions.lua`."""
+        root = f"{self._prefix}adm:{{{call.owner}}}:"
+        keys, words = [f"{root}open", f"{root}held"], ["" if self._now_us is None else self._now_us, self._lease_us]
+        for one in call.settlements:
+            words += ("settle", one.admission, len(one.spent), *one.spent)
+        if call.renewals:
+            words += ("renew", len(call.renewals), *call.renewals)
+        for waiting in call.asks:
+            self._add(waiting.ask, root, keys, words)
+        return (len(keys), *keys, *words)
+
+    def _add(self, ask: Ask, root: str, keys: list[str], words: list[Any]) -> None:
+        words += ("admit", ask.id, len(ask.takes), ask.queue_bound if ask.queue else "")
+        for take in ask.takes:
+            word = _WORDS[take.form]
+            keys.append(f"{root}{word}:{take.key}")
+            words += (word, take.cost, take.bound, int(take.is_held))
+            if word == "spent":
+                words += self._ends_us(take)
+        if ask.queue:
+            keys += (f"{root}queue:{ask.queue}", f"{root}number:{ask.queue}")
+
+    def _ends_us(self, take: Take) -> tuple[int, int, int]:
+        """The ends of periods that may count, computed anew only when one has passed."""
+        now_us, per = self._now_us or time.time_ns() // 1000, take.limit.per
+        ends = self._ends.get(per)
+        if ends is None or not ends[0] <= now_us < ends[1]:
+            ends = self._ends[per] = boundaries_us(per, now_us)
+        return ends
+
+    def _told(self, calls: Sequence["_Call"], replies: Sequence[Any], sent_s: float) -> None:
+        failure: RedisError | None = None
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, RedisError):
+                failure = reply
+                continue
+            call.is_answered = True
+            self._hear(reply[1])
+            for waiting, flat in zip(call.asks, reply[2:], strict=True):
+                answered = Answered(_reply(reply[0], flat), sent_s)
+                if not waiting.answer(answered) and answered.reply.admitted:
+                    self._undo(waiting.ask)  # its caller has left
+        if failure is not None:
+            raise failure
+        if self._is_down:
+            self._is_down = False
+            _log.warning("limiter_restored")
+
+    def _hear(self, woken: Iterable[Any]) -> None:
+        for one in woken:
+            self._heard(one.decode() if isinstance(one, bytes) else one)
+
+    def _undo(self, ask: Ask) -> None:
+        """What an ask may have taken is given back: nobody uses it."""
+        spent = [0 for take in ask.takes if take.is_held]
+        if spent or ask.queue:
+            self._to_settle(ask.owner, ask.id, spent)
+
+    def _to_settle(self, owner: str, admission: str, spent: Sequence[int]) -> None:
+        until_s = asyncio.get_running_loop().time() + SETTLED_WITHIN_S
+        self._settlements.append(_Settlement(owner, admission, spent, until_s))
+
+    def _failed(self, error: Exception) -> None:
+        self._try_at_s = asyncio.get_running_loop().time() + RETRY_AFTER_S
+        if not self._is_down:
+            self._is_down = True
+            _log.warning("limiter_degraded", extra={"error": type(error).__name__})
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """One ask on its way; its future holds the answer, or None where Redis could not tell."""
+
+    ask: Ask
+    answered: asyncio.Future[Answered | None]
+    since_s: float
+
+    def answer(self, answered: Answered | None) -> bool:
+        """Wake the caller; false where it has left."""
+        if self.answered.done():
+            return False
+        self.answered.set_result(answered)
+        return True
+
+
+class _Settlement(NamedTuple):
+    """One admission that has ended; it is repeated until `until_s`."""
+
+    owner: str
+    admission: str
+    spent: Sequence[int]
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Call:
+    """The steps of one owner in one round trip."""
+
+    owner: str
+    settlements: list[_Settlement] = field(default_factory=list)
+    asks: list[_Waiting] = field(default_factory=list)
+    renewals: Sequence[str] = ()
+    is_answered: bool = False
+
+
+def _by_owner(settlements: Iterable[_Settlement], asks: Iterable[_Waiting]) -> list[_Call]:
+    calls: dict[str, _Call] = {}
+    for one in settlements:
+        call = calls.get(one.owner) or calls.setdefault(one.owner, _Call(one.owner))
+        call.settlements.append(one)
+    for waiting in asks:
+        owner = waiting.ask.owner
+        call = calls.get(owner) or calls.setdefault(owner, _Call(owner))
+        call.asks.append(waiting)
+    return list(calls.values())
+
+
+def _reply(now_us: int, flat: Sequence[int]) -> Reply:
+    """The script's flat reply: four numbers, then three for each take."""
+    return Reply(
+        admitted=flat[0] == 1,
+        now_us=now_us,
+        rows=tuple(Row(passed=flat[i] == 1, value=flat[i + 1], until_us=flat[i + 2]) for i in range(4, len(flat), 3)),
+        ticket=flat[1],
+        ahead=flat[2],
+        is_queue_full=flat[3] == 1,
+    )
