@@ -70,7 +70,7 @@ class Gate:
             if turn.done() and not turn.cancelled() and turn.result():
                 self.leave(replica, waited=waiter, took=0)  # its turn had just come: it is the next one's
             else:
-                line.took(waiter, 0)
+                line.ended(waiter, 0)
             if isinstance(ended, TimeoutError):
                 raise _overloaded("its turn did not come in time") from None
             raise
@@ -103,8 +103,8 @@ class Gate:
         if stayed_us is not None:
             self._remember(replica, stayed_us)
         line = self._lines.get(replica)
-        if line is not None and waited is not None and took is not None:
-            line.took(waited, took)
+        if line is not None and waited is not None:
+            line.ended(waited, took)
         while line and (waiter := line.next()) is not None:
             if not waiter.item.done():
                 waiter.item.set_result(True)

@@ -244,12 +244,12 @@ class Pipeline:
             try:
                 async with aclosing(self._in_order(request, walk, self._parts(request, plan, step, walk))) as parts:
                     async for part in parts:
+                        if walk.has_lost_its_turn:
+                            raise turn_lost()
                         if walk.route is None:
                             walk.won = walk.won or walk.attempts[-1]
                             walk.route = _route(plan, walk.won, walk)
                             yield Started(route=walk.route, verdict=walk.verdict)
-                        if walk.has_lost_its_turn:
-                            raise turn_lost()
                         yield part
             except BackendError as failed:
                 walk.faults.append(failed.fault)

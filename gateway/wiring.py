@@ -53,6 +53,7 @@ from gateway.stores.leases import MemoryLeases, RedisLeases
 from gateway.stores.memory import MAX_KEYS, MemoryRuleSource, MemorySequenceStore
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.memory_answers import MemoryAnswers
+from gateway.stores.redis_admissions import RedisAdmissions
 from gateway.stores.redis_answers import RedisAnswers
 from gateway.stores.redis_deaths import RedisDeaths
 from gateway.stores.redis_deploys import RedisDeployStore
@@ -309,11 +310,10 @@ class _Stores:
 
 async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
-    local = MemoryAdmissions(wall_us)
     if not settings.redis.url:
         alone = settings.server.workers == 1
         return _Stores(
-            admissions=local,
+            admissions=MemoryAdmissions(wall_us),
             rules=MemoryRuleSource(seed),
             sequences=MemorySequenceStore(monotonic_us, max_keys=MAX_KEYS if alone else 0),
             leases=MemoryLeases(monotonic_us),
@@ -325,6 +325,10 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     rules = RedisRuleSource(client, settings.redis.prefix, seed, rule_check(settings), worker_id)
     stack.push_async_callback(rules.close)
     await rules.start()
+    local = MemoryAdmissions(wall_us, workers=rules.live_workers, is_degraded=True)
+    admissions = RedisAdmissions(client, settings.redis.prefix, local, is_shared=_has_shared_limit(settings))
+    stack.push_async_callback(admissions.close)
+    admissions.start()
     outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
     stack.push_async_callback(outcomes.close)
     outcomes.start()
@@ -340,7 +344,7 @@ async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
     await keys.start()
     return _Stores(
         observers=(outcomes, usage),
-        admissions=local,
+        admissions=admissions,
         rules=rules,
         sequences=RedisSequenceStore(client, settings.redis.prefix),
         leases=RedisLeases(client, settings.redis.prefix),
@@ -359,6 +363,12 @@ def _signing(settings: Settings, keys: RedisKeys | None) -> Signing | None:
     if not secret and settings.server.workers > 1:
         return None
     return KeptSecret(secret or os.urandom(32)).signing
+
+
+def _has_shared_limit(settings: Settings) -> bool:
+    """Whether a limit is shared by all tenants, so that their counters must lie together."""
+    limits = [*settings.limits, *(limit for key in settings.keys for limit in key.limits or ())]
+    return any(limit.shared_by == "all" for limit in limits)
 
 
 def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: BreakerBoard) -> None:

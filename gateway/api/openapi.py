@@ -13,7 +13,7 @@ from gateway.api import openapi_schemas
 from gateway.api.batch import MAX_ID, MAX_ITEMS
 from gateway.api.oip import openapi as openapi_oip
 from gateway.api.openapi_schemas import ref
-from gateway.api.request_headers import MAX_ORDERING_KEY
+from gateway.api.request_headers import MAX_IDEMPOTENCY_KEY, MAX_ORDERING_KEY
 from gateway.core.errors import DATA_PLANE
 from gateway.core.types import OpenAIApi
 from gateway.pipeline import Task
@@ -44,6 +44,18 @@ _HEADERS = [
         "in": "header",
         "description": "requests of a tenant with the same one go in their order",
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_ORDERING_KEY},
+    },
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "description": "a request sent again under the same one is not done again: its first answer is given again",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY},
+    },
+    {
+        "name": "Cache-Control",
+        "in": "header",
+        "description": "no-store, no-cache or max-age=N, where the rule keeps answers",
+        "schema": {"type": "string"},
     },
 ]
 _FLAG = {"enum": ["true", "false"], "default": "false"}
@@ -86,6 +98,9 @@ _ANSWER_HEADERS = {
         ("x-gateway-attempts", "integer"),
         ("x-gateway-rule", "string"),
         ("x-gateway-cost-usd", "number"),
+        ("idempotency-replayed", "boolean"),
+        ("cache-status", "string"),
+        ("age", "integer"),
     )
 } | _LIMIT_HEADERS
 

@@ -22,7 +22,7 @@ from gateway.core.types import Priority, TensorPayload
 
 FEWEST_STAYS: Final = 8  # before that, nothing is foretold
 STAY_WEIGHT: Final = 1 / 16  # of the newest stay in the mean: the last sixteen or so count
-MOST_AWAY: Final = 1024  # tenants of which none waits, but whose virtual time is ahead; it is by one request or so
+MOST_AWAY: Final = 1024  # tenants of which none waits that are remembered for what they still owe
 MOST_WEIGHED: Final = 64  # tenants that a forecast looks at: they stand for the others
 _Item = TypeVar("_Item")
 
@@ -66,7 +66,7 @@ class Waiter(Generic[_Item]):
 
     Attributes:
         work: what it is expected to take, at least 1; in the unit of its server (tokens, or items).
-        began_at: its tenant's virtual time when its turn came; None before.
+        account: its tenant's, from its turn until it has ended.
     """
 
     item: _Item
@@ -74,7 +74,7 @@ class Waiter(Generic[_Item]):
     priority: Priority
     work: int
     number: int
-    began_at: int | None = None
+    account: "_Tenant[_Item] | None" = None
 
 
 class WaitingLine(Generic[_Item]):
@@ -124,24 +124,26 @@ class WaitingLine(Generic[_Item]):
                 return line.next()
         return None
 
-    def took(self, waiter: Waiter[_Item], work: int) -> None:
-        """What one whose turn had come did take in the end, in place of what was expected; told once at most."""
-        self._by_priority[waiter.priority].took(waiter, work)
+    def ended(self, waiter: Waiter[_Item], took: int | None = None) -> None:
+        """One whose turn had come has ended, and took so much in the end, where that is known. Else nothing happens."""
+        self._by_priority[waiter.priority].ended(waiter, took)
 
 
 @dataclass(slots=True)
 class _Tenant(Generic[_Item]):
-    """A tenant of which requests wait, in order of arrival.
+    """A tenant's account.
 
     Attributes:
         at: its virtual time.
-        work: of those that wait.
+        waiting: its requests, in order of arrival; `work` of all of them.
+        sent: its requests that have had their turn and have not ended.
         rank: where it stands among the tenants: by virtual time, then by the arrival of its first request.
     """
 
     name: str
     at: int
     work: int = 0
+    sent: int = 0
     waiting: OrderedDict[int, Waiter[_Item]] = field(default_factory=OrderedDict)
     rank: tuple[int, int] = (0, 0)
 
@@ -152,11 +154,11 @@ class _FairLine(Generic[_Item]):
     def __init__(self) -> None:
         self._count = 0
         self._now = 0  # virtual time: of the one whose turn came last
-        self._tenants: dict[str, _Tenant[_Item]] = {}
+        self._tenants: dict[str, _Tenant[_Item]] = {}  # of which requests wait
+        self._away: dict[str, _Tenant[_Item]] = {}  # others of which some are sent, or whose time was later than `_now`
         self._ranks: list[tuple[int, int]] = []  # sorted; the second number is of a request, so that no two are equal
         self._by_rank: dict[int, _Tenant[_Item]] = {}
         self._by_places: dict[int, OrderedDict[str, None]] = {}  # last those that grew last
-        self._away: dict[str, int] = {}  # the virtual times of tenants of which none waits, where later than `_now`
         self.most_places = 0
 
     def __len__(self) -> int:
@@ -169,7 +171,8 @@ class _FairLine(Generic[_Item]):
 
     def ahead_of(self, tenant: str) -> int:
         own = self._tenants.get(tenant)
-        at = own.at + own.work if own else max(self._now, self._away.get(tenant, 0))
+        away = self._away.get(tenant)
+        at = own.at + own.work if own else max(self._now, away.at if away else 0)
         others = len(self._tenants) - (own is not None)
         weighed, ahead = 0, 0
         for other in islice(self._tenants.values(), MOST_WEIGHED):
@@ -185,8 +188,9 @@ class _FairLine(Generic[_Item]):
     def join(self, waiter: Waiter[_Item]) -> None:
         tenant = self._tenants.get(waiter.tenant)
         if tenant is None:
-            at = max(self._now, self._away.pop(waiter.tenant, 0))
-            tenant = self._tenants[waiter.tenant] = _Tenant(waiter.tenant, at)
+            tenant = self._away.pop(waiter.tenant, None) or _Tenant(waiter.tenant, 0)
+            tenant.at = max(tenant.at, self._now)
+            self._tenants[waiter.tenant] = tenant
         tenant.waiting[waiter.number] = waiter
         self._changed(tenant, places=1, work=waiter.work)
 
@@ -198,7 +202,8 @@ class _FairLine(Generic[_Item]):
     def next(self) -> Waiter[_Item]:
         tenant = self._by_rank[self._ranks[0][1]]
         _, waiter = tenant.waiting.popitem(last=False)
-        waiter.began_at = tenant.at
+        waiter.account = tenant
+        tenant.sent += 1
         self._now = max(self._now, tenant.at)
         tenant.at += waiter.work
         self._changed(tenant, places=-1, work=-waiter.work)
@@ -211,16 +216,17 @@ class _FairLine(Generic[_Item]):
         self._changed(tenant, places=-1, work=-waiter.work)
         return waiter
 
-    def took(self, waiter: Waiter[_Item], work: int) -> None:
-        if waiter.began_at is None:
+    def ended(self, waiter: Waiter[_Item], took: int | None) -> None:
+        tenant, waiter.account = waiter.account, None
+        if tenant is None:
             return
-        tenant = self._tenants.get(waiter.tenant)
-        if tenant is not None:
-            tenant.at += work - waiter.work
+        tenant.sent -= 1
+        if took is not None:
+            tenant.at += took - waiter.work
+        if tenant.waiting:
             self._rank(tenant)
-        else:
-            at = self._away.get(waiter.tenant, waiter.began_at + waiter.work)
-            self._keep(waiter.tenant, at + work - waiter.work)
+        elif self._away.get(tenant.name) is tenant and not self._is_owing(tenant):
+            del self._away[tenant.name]
 
     def _changed(self, tenant: _Tenant[_Item], *, places: int, work: int) -> None:
         """`tenant` has so many places more or less, for so much work."""
@@ -241,7 +247,8 @@ class _FairLine(Generic[_Item]):
         self._rank(tenant)
         if not has:
             del self._tenants[tenant.name]
-            self._keep(tenant.name, tenant.at)
+            if self._is_owing(tenant):
+                self._keep(tenant)
 
     def _rank(self, tenant: _Tenant[_Item]) -> None:
         """Put `tenant` where it belongs now, or nowhere if none of it waits."""
@@ -254,13 +261,13 @@ class _FairLine(Generic[_Item]):
             insort(self._ranks, tenant.rank)
             self._by_rank[first] = tenant
 
-    def _keep(self, tenant: str, at: int) -> None:
-        """Remember the virtual time of one that does not wait now, as long as it is ahead of the others'."""
-        self._away.pop(tenant, None)
-        if at <= self._now:
-            return
-        self._away[tenant] = at
+    def _is_owing(self, tenant: _Tenant[_Item]) -> bool:
+        """Whether there is more to know of one that does not wait than that it has no claim."""
+        return tenant.sent > 0 or tenant.at > self._now
+
+    def _keep(self, tenant: _Tenant[_Item]) -> None:
+        self._away[tenant.name] = tenant
         if len(self._away) > MOST_AWAY:
-            self._away = {name: at for name, at in self._away.items() if at > self._now}
+            self._away = {name: its for name, its in self._away.items() if self._is_owing(its)}
             for name in list(islice(self._away, max(0, len(self._away) - MOST_AWAY // 2))):  # the longest away
                 del self._away[name]

@@ -129,11 +129,14 @@ class RedisAdmissions:
         self._steps.settle(ask.owner, ask.id, spent_of(ask.takes, tokens=tokens, nano_usd=nano_usd))
 
     def _ask(self, wanted: Wanted) -> Ask:
+        ordering_key = wanted.ordering_key.encode(
+            errors="backslashreplace"
+        ).decode()  # half a surrogate pair has no bytes
         return Ask(
             id=f"{self._worker}:{next(self._count)}",
             owner=ALL if self._is_shared else wanted.tenant,
             takes=wanted.takes,
-            queue=f"{wanted.tenant}:{wanted.ordering_key}" if wanted.ordering_key else "",
+            queue=f"{wanted.tenant}:{ordering_key}" if ordering_key else "",
             queue_bound=wanted.queue_bound,
         )
 

@@ -20,7 +20,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,8 @@ class RedisRuleSource:
         self._seen: _Stored | None = None
         self._state, self._detail = "serving", ""
         self._started = 0
+        self._workers: tuple[str, ...] = ()
+        self._live = 1
         self._reachable = True
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,6 +85,10 @@ class RedisRuleSource:
         if self._coming is not None and time.time() >= self._coming.at_s:
             self._current, self._coming = self._coming.rules, None
         return self._current
+
+    def live_workers(self) -> int:
+        """How many workers there were when Redis was read last, this one included; at least 1. Never waits."""
+        return self._live
 
     async def start(self) -> None:
         """Seed and load, then follow in the background. A Redis out of reach is no error: the seed serves."""
@@ -185,14 +191,27 @@ class RedisRuleSource:
         pipeline.pexpire(key, REPORT_TTL_MS)
         pipeline.sadd(f"{self._prefix}{_RULES}:workers", self._id)
         pipeline.pexpire(f"{self._prefix}{_RULES}:workers", REPORT_TTL_MS)
+        pipeline.smembers(f"{self._prefix}{_RULES}:workers")
+        for worker in self._workers:
+            pipeline.exists(f"{self._prefix}{_RULES}:worker:{worker}")
         stored, *reported = await pipeline.execute(raise_on_error=False)
         for failure in (r for r in reported if isinstance(r, RedisError)):
             raise failure
+        await self._count(reported[4], reported[5:])
         if isinstance(stored, ResponseError):  # not a hash: someone else's value under our name
             return ("", "", None)
         if isinstance(stored, RedisError):
             raise stored
         return tuple(stored)
+
+
+    async def _count(self, members: Collection[Any], lives: Sequence[int]) -> None:
+        """Which of the workers known before live still; who is new is asked next time, who is dead is struck off."""
+        dead = [worker for worker, is_alive in zip(self._workers, lives, strict=True) if not is_alive]
+        self._live = max(1, len(self._workers) - len(dead))
+        self._workers = tuple({_text(member) for member in members}.difference(dead))
+        if dead:
+            await self._client.srem(f"{self._prefix}{_RULES}:workers", *dead)
 
 
 class RedisRuleStore:

@@ -5,6 +5,7 @@ import contextlib
 import json
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -12,9 +13,11 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.core.answers import Claim, Slot
 from gateway.core.errors import Fault, FaultKind, IdempotencyUnavailable
 from gateway.core.fingerprints import digest
-from gateway.core.types import Delta, Message, Usage
+from gateway.core.tensors import from_numpy
+from gateway.core.types import Delta, Message, Tensors, Usage
 from gateway.stores.memory_answers import MemoryAnswers
 from gateway.stores.redis_answers import RedisAnswers
+from gateway.tasks.tensor import TensorTask
 from gateway.wiring import monotonic_us
 from tests.kit.app import EMBEDDING_KEY, KEY, LIMITED_KEY, embedding, running
 from tests.kit.wait import until
@@ -50,6 +53,7 @@ def said(text="hi"):
     body = {"id": f"up-{text}", "object": "chat.completion", "created": 1, "model": "smol"}
     message = {"role": "assistant", "content": text}
     body["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    body["usage"] = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     return Message(body=json.dumps(body).encode(), usage=Usage(input_tokens=3, output_tokens=2))
 
 
@@ -142,14 +146,27 @@ async def test_the_official_client_is_answered_again_whole_and_streamed():
     assert len(llm.calls) == 2
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_tensors_are_given_again_on_the_protocols_path(stream):
-    from tests.component.test_oip_infer import INFER, plane  # noqa: PLC0415 - placeholder
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+async def test_tensors_are_given_again_on_the_protocols_path(accept):
+    parts = [
+        Tensors(outputs=(from_numpy("Y", np.full(3, number, np.float32)),), version="3", is_final=number == 2)
+        for number in range(3)
+    ]
+    server = ScriptedBackend("triton", parts if "nd" in accept else parts[2:])
+    rule = {"name": "tensors", "match": {"task": "tensor"}, "split": [{"backend": "triton", "model": "*"}]}
+    sent = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [1]}]}
+    async with running([server], rules=[rule], more_tasks={"tensor": TensorTask()}) as gw:
+        answers = [await gw.post("/v2/models/m/infer", sent, **ONCE, accept=accept) for _ in range(2)]
+        other = await gw.post("/v2/models/n/infer", sent, **ONCE)
+    same(*answers)
+    assert answers[0].status_code == 200
+    assert answers[0].content.count(b'"Y"') == len(server.scripts[0])
+    assert other.status_code == 422
+    assert "this idempotency key was used for another request" in other.json()["error"]
+    assert len(server.calls) == 1
 
-    del stream, INFER, plane
 
-
-@pytest.mark.parametrize("other", [{"input": {"text": "other"}}, {"input": {"text": "hello", "truncate": True}}])
+@pytest.mark.parametrize("other", [{"input": {"text": "other"}}, {**TEXT, "parameters": {"truncate": True}}])
 async def test_another_body_under_the_key_is_refused(other):
     async with running([triton()], rules=rules()) as gw:
         await gw.post(EMBED, TEXT, **ONCE)
@@ -163,7 +180,8 @@ async def test_another_body_under_the_key_is_refused(other):
 async def test_a_form_sent_again_has_other_borders_and_is_the_same():
     async with running([triton()], rules=rules()) as gw:
         answers = [
-            await gw.http.post(EMBED, files={"text": (None, text)}, headers=ONCE) for text in ("hello", "hello", "other")
+            await gw.http.post(EMBED, files={"text": (None, text)}, headers=ONCE)
+            for text in ("hello", "hello", "other")
         ]
     same(answers[0], answers[1])
     assert [answer.status_code for answer in answers] == [200, 200, 422]
@@ -179,7 +197,7 @@ async def test_a_key_that_is_none_is_refused(key):
 
 async def test_a_key_is_the_same_bare_and_quoted():
     async with running([triton()], rules=rules()) as gw:
-        for key in ("a b", '"a b"', r'"a \"b\\"', r'a "b\ '):
+        for key in ("a b", '"a b"', r'"a \"b\\"', 'a "b\\'):
             assert (await gw.post(EMBED, TEXT, **{"idempotency-key": key})).status_code == 200
     assert len(gw.backends["triton"].calls) == 2
 
@@ -259,7 +277,7 @@ async def test_a_stream_that_broke_off_is_made_again():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_after_its_caller_left_the_request_is_made_again(stream):
     never = asyncio.Event()
-    llm = ScriptedBackend("llm", [*words("a"), never], list(words("b")) if stream else [said()])
+    llm = ScriptedBackend("llm", [*([*words("a")] if stream else []), never], list(words("b")) if stream else [said()])
     body = {**ASK, "stream": stream}
     async with running([llm], rules=rules()) as gw:
         with contextlib.suppress(httpx.ReadTimeout):
@@ -515,3 +533,26 @@ async def test_two_workers_make_one_answer(redis_client, redis_prefix):
     assert len(one.calls + two.calls) == 2
     for store_ in stores:
         await store_.close()
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+
+async def test_the_lease_of_a_long_request_is_renewed(monkeypatch):
+    monkeypatch.setattr("gateway.recall.LEASE_US", 300_000)
+    monkeypatch.setattr("gateway.recall.RENEW_US", 10_000)
+    go, answers, renewed = asyncio.Event(), store(), []
+    renew = answers.renew
+
+    async def counted(claim, *, lease_us):
+        await renew(claim, lease_us=lease_us)
+        renewed.append(monotonic_us())
+
+    answers.renew = counted
+    async with running([triton([go, embedding()])], rules=rules(), answers=answers) as gw:
+        first = asyncio.create_task(gw.post(EMBED, TEXT, **ONCE))
+        await until(lambda: renewed and renewed[-1] - renewed[0] > 600_000)
+        assert (await gw.post(EMBED, TEXT, **ONCE)).status_code == 409
+        go.set()
+        assert (await first).status_code == 200
+        assert (await gw.post(EMBED, TEXT, **ONCE)).headers["idempotency-replayed"] == "true"

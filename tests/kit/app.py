@@ -25,7 +25,7 @@ from gateway.core.types import Caller, Limit, Tensors
 from gateway.gate import Gate
 from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Answers, Backend, SequenceStore
+from gateway.ports import Admissions, Answers, Backend, SequenceStore
 from gateway.recall import Recalls
 from gateway.sequences import PinnedSequences
 from gateway.stores.memory import MemoryRuleSource, MemorySequenceStore
@@ -141,6 +141,7 @@ async def running(
     more_tasks: Mapping[str, Contract] = MappingProxyType({}),
     sequence_store: SequenceStore | None = None,
     answers: Answers | None = None,
+    admissions: Admissions | None = None,
     drain_s: float = 2,
     draw: Callable[[], float] = lambda: 0.0,
     prices: Mapping[str, Any] = MappingProxyType({}),
@@ -153,8 +154,8 @@ async def running(
 ) -> AsyncIterator[Harness]:
     """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative.
 
-    `prices` are those of a price table (USD per million tokens), `usd_per_hour` those of backends. `more_callers` are by
-    their keys.
+    `prices` are those of a price table (USD per million tokens), `usd_per_hour` those of backends. `more_callers` are
+    by their keys.
     """
     seen, board = Recorder(), BreakerBoard()
     source = MemoryRuleSource(RuleSet(revision=7, rules=parse_rules(rules)))
@@ -178,7 +179,7 @@ async def running(
         tasks=tasks,
         backends=by_name,
         gates={b.name: Gate(max_in_flight=max_in_flight, max_queue_size=max_queue_size) for b in backends},
-        admissions=MemoryAdmissions(wall_us),
+        admissions=admissions or MemoryAdmissions(wall_us),
         rules=source,
         recalls=recalls,
         sequences=PinnedSequences(store, by_name, board=board, clock=monotonic_us),

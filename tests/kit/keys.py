@@ -69,7 +69,7 @@ async def worker(
     keys = RedisKeys(redis, prefix, ())
     await keys.start()
     ring = KeyRing(callers or {}, keys=keys, signing=keys.signing)
-    served = [ScriptedBackend("triton", [embedding()] * 200), *backends]
+    served = [ScriptedBackend("triton", [embedding()]), *backends]
     try:
         async with running(served, key_ring=ring, **options) as gw:
             yield Worker(gw, keys)

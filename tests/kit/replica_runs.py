@@ -8,7 +8,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -233,23 +233,3 @@ async def limits_run(  # noqa: PLR0913 - what a run varies
             assert len(workshop.log) == offered.admitted, "the upstream saw what was refused"
             workshop.log.clear()
     return found
-
-
-# --- order -----------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, kw_only=True)
-class Ordered:
-    """What became of requests under one ordering key: answers by mark, the marks whose caller left, or lost its gateway."""
-
-    answers: dict[str, Answer]
-    left: set[str]
-    cut: set[str]
-
-
-
-
-def in_order(pairs: Iterable[tuple[int, Answer]]) -> bool:
-    """Whether no answer began to be seen before the one with the ticket before it had come to its end."""
-    seen = [answer for _, answer in sorted(pairs)]
-    return all(before.last <= after.first for before, after in zip(seen, seen[1:], strict=False))

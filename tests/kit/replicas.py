@@ -215,15 +215,14 @@ class Replica:
     lines: list[_Line] = field(default_factory=list)
 
     async def ask(
-        self, prompt: str, *, key: str = KEY, ordering_key: str = "", max_tokens: int = 0, timeout_ms: int = 0
+        self, prompt: str, *, key: str = KEY, task: str = "general_llm", ordering_key: str = "", max_tokens: int = 0
     ) -> Answer:
         """A chat; cancelled, its caller hangs up. Raises `OSError` where the process is gone."""
-        document = {"model": "general_llm", "messages": [{"role": "user", "content": prompt}]}
+        document = {"model": task, "messages": [{"role": "user", "content": prompt}]}
         body = json.dumps(document | ({"max_tokens": max_tokens} if max_tokens else {})).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer {key}\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         head += f"x-ordering-key: {ordering_key}\r\n" if ordering_key else ""
-        head += f"x-timeout-ms: {timeout_ms}\r\n" if timeout_ms else ""
         line = await self._line()
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -291,14 +290,15 @@ async def replicas(  # noqa: PLR0913 - what a test varies
     **sections: Any,
 ) -> AsyncIterator[list[Replica]]:
     """As many gateways as there are Redis addresses, all `workers` of each ready; they end with the block."""
-    rounds = sections.pop("rounds")
+    rounds, one_by_one = sections.pop("rounds"), asyncio.Semaphore(max(1, 4 // workers))  # each has its time to start
 
     async def one(stack: contextlib.AsyncExitStack, number: int, url: str) -> Replica:
         place = folder / str(number)
         place.mkdir()
         store = {"url": url, "prefix": prefix}
         run = serving(place, upstream, "--workers", str(workers), redis=store, **sections)
-        return Replica(await stack.enter_async_context(run), rounds)
+        async with one_by_one:
+            return Replica(await stack.enter_async_context(run), rounds)
 
     async with contextlib.AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as starts:

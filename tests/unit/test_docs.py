@@ -1,5 +1,6 @@
 """README against the code: every route, error code, metric and command that exists is told, and no other metric."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from gateway.__main__ import app as cli
 from gateway.api.app import PATHS
+from gateway.api.errors import problem_body
 from gateway.api.oip import openapi as openapi_oip
-from gateway.core.errors import CLOSED_LIST
+from gateway.core.admissions import refusal
+from gateway.core.errors import CLOSED_LIST, error_headers
 from gateway.core.rules import parse_rules, unrouted
+from gateway.core.types import Limit, LimitState, Verdict
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.wiring import check
@@ -86,3 +90,37 @@ def test_the_protocols_example_is_a_configuration():
     settings = Settings.model_validate({"backends": backends, **written})
     check(settings)
     assert unrouted(parse_rules(settings.rules), settings.tasks) == ()
+
+
+LIMITS = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+
+
+def test_the_limits_examples_are_a_configuration():
+    of_keys, of_a_rule, ordering = (
+        yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", LIMITS, re.DOTALL)
+    )
+    rule = {**of_a_rule["rules"][0], "split": [{"backend": "local", "model": "m"}], **ordering}
+    settings = Settings.model_validate(
+        {
+            "backends": {"local": {"kind": "local", "repository": "models"}},
+            "tasks": {"general_llm": {"contract": "tensor"}},
+            "rules": [rule],
+            **of_keys,
+        }
+    )
+    kinds = [limit.limit().kind for limit in (*settings.limits, *(settings.keys[0].limits or ()))]
+    assert set(kinds) == {"requests", "tokens", "usd", "concurrent"}
+    assert parse_rules(settings.rules)[0].policies.on_store_down == "local"
+
+
+def test_the_limits_refusal_is_a_real_one():
+    limit = Limit(kind="requests", amount=60, per="minute", burst=60)
+    hit = LimitState(limit=limit, remaining=0, reset_us=60_000_000, is_refused=True, retry_after_us=2_400_000)
+    verdict = Verdict(allowed=False, states=(hit,), refused_by=hit)
+    error = refusal(verdict)
+    error.verdict = verdict
+    written = json.loads(re.search(r"```json\n(\{\n.*?)```", LIMITS, re.DOTALL)[1])
+    assert written == problem_body(error)
+    for name, value in (("Retry-After", "3"), ("retry-after-ms", "2400")):
+        assert f"`{name}: {value}`" in LIMITS
+        assert error_headers(error)[name.lower()] == value

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.types import Limit
 from gateway.settings import ConfigError, LocalSettings, load_settings
 
 GOOD = """\
@@ -48,8 +49,7 @@ def test_a_good_file(tmp_path, monkeypatch):
     assert local.repository == tmp_path / "models"
     assert settings.keys[0].digest() == hashlib.sha256(b"secret").hexdigest()
     assert not settings.keys[0].admin
-    limit = settings.limits[0].limit()
-    assert (limit.requests, limit.period_us, limit.burst) == (60, 60_000_000, 60)
+    assert settings.limits[0].limit() == Limit(kind="requests", amount=60, per="minute", burst=60)
 
 
 def test_defaults_stand_in_for_unset_and_empty_variables(tmp_path, monkeypatch):
@@ -122,6 +122,71 @@ def test_addresses_are_checked(tmp_path, backend, told):
 
 def test_the_store_is_a_redis(tmp_path):
     assert "FILE:16: redis.url: must begin with redis://" in refusal(tmp_path, GOOD + "redis: {url: 'http://x'}\n")
+
+
+LIMITS = """\
+  - {requests: 60, per: minute}
+  - {requests: 600, per: hour, burst: 20, shared_by: tenant}
+  - {tokens: 1000000, per: day, task: general_llm, priority: batch}
+  - {usd: 12.5, per: month, shared_by: all}
+  - {usd: 0.0000000001, per: day}
+  - {concurrent: 8, model: org/llama-3.1}
+"""
+
+
+def test_limits_of_all_kinds(tmp_path):
+    settings = load(tmp_path, GOOD.replace("  - {per: minute, requests: 60}\n", LIMITS))
+    assert [limit.limit() for limit in settings.limits] == [
+        Limit(kind="requests", amount=60, per="minute", burst=60),
+        Limit(kind="requests", amount=600, per="hour", burst=20, shared_by="tenant"),
+        Limit(kind="tokens", amount=10**6, per="day", burst=10**6, task="general_llm", priority="batch"),
+        Limit(kind="usd", amount=12_500_000_000, per="month", shared_by="all"),
+        Limit(kind="usd", amount=1, per="day"),  # the least that is counted
+        Limit(kind="concurrent", amount=8, model="org/llama-3.1"),
+    ]
+
+
+def test_a_key_has_its_own_limits_or_those_of_all(tmp_path):
+    own = GOOD.replace("key_env: DEV_KEY}", "key_env: DEV_KEY, limits: [{concurrent: 2}]}")
+    settings = load(tmp_path, own + "  - {id: free, tenant: dev, key_env: FREE_KEY, limits: []}\n")
+    own_limits, none = (key.caller(settings.limits).limits for key in settings.keys)
+    assert (own_limits, none) == ((Limit(kind="concurrent", amount=2),), ())
+    assert load(tmp_path, GOOD).keys[0].caller(settings.limits).limits == (settings.limits[0].limit(),)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("{per: minute}", "limits.0: give one of requests, tokens, usd, concurrent"),
+        ("{per: minute, requests: 1, tokens: 1}", "limits.0: give one of requests, tokens, usd, concurrent"),
+        ("{requests: 5}", "limits.0: `requests` needs `per`"),
+        ("{tokens: 5}", "limits.0: `tokens` needs `per`"),
+        ("{usd: 5}", "limits.0: `usd` needs `per`"),
+        ("{concurrent: 5, per: minute}", "limits.0: `concurrent` has no period"),
+        ("{usd: 5, per: hour}", "limits.0: `usd` is per day or per month"),
+        ("{requests: 5, per: month}", "limits.0: only `usd` is per month"),
+        ("{tokens: 5, per: month}", "limits.0: only `usd` is per month"),
+        ("{usd: 5, per: day, burst: 2}", "limits.0: `usd` has no burst"),
+        ("{concurrent: 5, burst: 2}", "limits.0: `concurrent` has no burst"),
+        ("{requests: 1, per: day, burst: 4000}", "limits.0: burst is too large for so few per period"),
+        ("{requests: -1, per: day}", "limits.0.requests"),
+        ("{requests: 1.5, per: day}", "limits.0.requests"),
+        ("{tokens: 1000000000001, per: day}", "limits.0.tokens"),
+        ("{usd: 0, per: day}", "limits.0.usd"),
+        ("{usd: .nan, per: day}", "limits.0.usd"),
+        ("{usd: .inf, per: day}", "limits.0.usd"),
+        ("{concurrent: 0}", "limits.0.concurrent"),
+        ("{requests: 1, per: day, burst: 0}", "limits.0.burst"),
+        ("{requests: 1, per: day, task: 'a b'}", "limits.0.task"),
+        ("{requests: 1, per: day, model: ''}", "limits.0.model"),
+        ("{requests: 1, per: day, priority: low}", "limits.0.priority"),
+        ("{requests: 1, per: day, shared_by: nobody}", "limits.0.shared_by"),
+        ("{requests: 1, per: day, shared_by: token}", "limits.0.shared_by"),
+        ("{request: 1, per: day}", "limits.0.request: unknown field"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused_and_its_field_named(tmp_path, limit, told):
+    assert f"FILE:13: {told}" in refusal(tmp_path, GOOD.replace("{per: minute, requests: 60}", limit))
 
 
 def test_one_name_for_two_tasks_is_refused(tmp_path):

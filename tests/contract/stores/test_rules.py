@@ -117,6 +117,16 @@ async def test_a_change_is_found_without_any_announcement(worker, redis_client, 
     assert [r.name for r in worker.current().rules] == ["quiet"]
 
 
+@pytest.mark.usefixtures("eager")
+async def test_a_worker_knows_how_many_live(started, redis_server, redis_client, redis_prefix):
+    await redis_client.sadd(f"{redis_prefix}{{rules}}:workers", "dead long ago")
+    workers = [await started(redis_server.url, redis_prefix, f"w{n}") for n in range(3)]
+    await until(lambda: [one.live_workers() for one in workers] == [3, 3, 3])
+    await workers[2].close()
+    await until(lambda: [one.live_workers() for one in workers[:2]] == [2, 2])
+    assert await redis_client.smembers(f"{redis_prefix}{{rules}}:workers") == {b"w0", b"w1"}
+
+
 @pytest.mark.usefixtures("worker")
 async def test_put_is_compare_and_set(store):
     changes = await asyncio.gather(

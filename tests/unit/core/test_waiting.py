@@ -106,7 +106,7 @@ def test_what_a_request_took_in_the_end_counts(took: int | None, order: str, *, 
     if waits:
         join(line, "a2")
     if took is not None:
-        line.took(first, took)
+        line.ended(first, took)
     if not waits:
         join(line, "a2")
     assert drained(line) == order.split()
@@ -118,16 +118,27 @@ def test_what_was_used_beyond_what_was_expected_is_owed_even_by_one_that_was_for
     for i in range(6):
         join(line, f"b{i}", work=5)
     assert [line.next().item for _ in range(4)] == ["a1", "b0", "b1", "b2"]  # type: ignore[union-attr]  # seven wait
-    line.took(first, 18)
+    line.ended(first, 18)
     join(line, "a2")
     assert drained(line) == ["b3", "a2", "b4", "b5"]
+
+
+def test_what_was_not_used_by_several_at_once_is_not_owed():
+    line: WaitingLine[str] = WaitingLine(10)
+    sent = [line.join(f"a{i}", tenant="a", priority="interactive", work=1000)[0] for i in range(5)]
+    drained(line)
+    for waiter in sent:
+        line.ended(waiter, 1)
+    for name in ("b1", "b2", "a5"):
+        join(line, name)
+    assert drained(line) == ["b1", "a5", "b2"]
 
 
 def test_who_has_had_no_turn_took_nothing():
     line: WaitingLine[str] = WaitingLine(10)
     left, _ = line.join("a1", tenant="a", priority="interactive", work=9)
     line.leave(left)
-    line.took(left, 0)
+    line.ended(left, 0)
     for name in ("b1", "a2"):
         join(line, name)
     assert drained(line) == ["b1", "a2"]
@@ -367,12 +378,20 @@ class AgainstPlainLists(RuleBasedStateMachine):
             self.now[expected.priority] = max(self.now[expected.priority], self.at[key])
             self.at[key] += expected.work
 
-    @rule(work=st.integers(0, 20))
-    def end(self, work: int) -> None:
+    @rule(took=st.none() | st.integers(0, 20), chance=st.randoms(use_true_random=False))
+    def end(self, took: int | None, chance: random.Random) -> None:
         if self.sent:
-            waiter = self.sent.pop(0)
-            self.line.took(waiter, work)
-            self.at[waiter.tenant, waiter.priority] += work - waiter.work
+            waiter = chance.choice(self.sent)
+            self.sent.remove(waiter)
+            self.line.ended(waiter, took)
+            self.line.ended(waiter, took)
+            self.at[waiter.tenant, waiter.priority] += 0 if took is None else took - waiter.work
+
+    @invariant()
+    def no_more_is_remembered_than_is_needed(self) -> None:
+        for fair in self.line._by_priority.values():
+            assert all(tenant.sent or tenant.at > 0 for tenant in fair._away.values())
+            assert not fair._tenants.keys() & fair._away.keys()
 
     @invariant()
     def same_length(self) -> None:
