@@ -2,7 +2,7 @@
 
 import typer
 
-from gateway.cli import models, rules, serve, stack, usage
+from gateway.cli import keys, models, rules, serve, stack, usage
 
 app = typer.Typer(
     help="One REST API in front of NVIDIA Triton, an in-process PyTorch runtime and LLM endpoints.",
@@ -14,6 +14,7 @@ for commands in (stack.app, serve.app, usage.app):
     app.registered_commands += commands.registered_commands
 app.add_typer(rules.app, name="rules")
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from gateway.pipeline import Task
 from gateway.tasks.chat import OBJECTS, REALS, WHOLES, Chat
 
 _JSON = "application/json"
+_ORDERING_KEY = {"type": "string", "minLength": 1, "maxLength": MAX_ORDERING_KEY}
 _HEADERS = [
     {
         "name": "X-Timeout-Ms",
@@ -168,6 +169,7 @@ def _request(tasks: Mapping[str, Task], more: Mapping[str, Any] = MappingProxyTy
                 "task": {"const": name},
                 "input": task.contract.input_schema,
                 "parameters": {"type": "object"},
+                "ordering_key": _ORDERING_KEY,
                 **more,
             },
             "required": ["task", "input"],
@@ -181,7 +183,6 @@ def _request(tasks: Mapping[str, Task], more: Mapping[str, Any] = MappingProxyTy
 def _batch(tasks: Mapping[str, Task]) -> dict[str, Any]:
     own = {
         "id": {"type": "string", "minLength": 1, "maxLength": MAX_ID, "description": "repeated in the answer"},
-        "ordering_key": {"type": "string", "minLength": 1, "maxLength": MAX_ORDERING_KEY},
     }
     requests = {"type": "array", "minItems": 1, "maxItems": MAX_ITEMS, "items": _request(tasks, own)}
     body = {
@@ -196,7 +197,7 @@ def _batch(tasks: Mapping[str, Task]) -> dict[str, Any]:
 def _task_content() -> dict[str, Any]:
     body = {
         "type": "object",
-        "properties": {"input": {"type": "object"}, "parameters": {"type": "object"}},
+        "properties": {"input": {"type": "object"}, "parameters": {"type": "object"}, "ordering_key": _ORDERING_KEY},
         "required": ["input"],
         "additionalProperties": False,
     }

@@ -14,6 +14,7 @@ MAX_ORDERING_KEY = 128
 MAX_IDEMPOTENCY_KEY = 255
 _ID, _START, _END = "x-sequence-id", "x-sequence-start", "x-sequence-end"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_ORDERING_KEY = "x-ordering-key"
 _TENSOR = "tensor"  # the contract whose callers name the models themselves
 _QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED = re.compile(r"\\(.)")
@@ -51,12 +52,21 @@ def priority(headers: Headers) -> Priority | None:
 
 def ordering_key(headers: Headers) -> str:
     """`X-Ordering-Key`: requests of a tenant with the same one go in their order; empty where there is none."""
-    given = headers.get("x-ordering-key", "")
-    if len(given) > MAX_ORDERING_KEY or not given.isprintable() or not given.isascii():
-        raise MalformedRequest(
-            f"must be a text of 1 to {MAX_ORDERING_KEY} printable ASCII characters", field="x-ordering-key"
-        )
-    return given
+    return _ordering_key(headers.get(_ORDERING_KEY, ""), _ORDERING_KEY)
+
+
+def with_ordering_key(headers: Headers, given: object) -> Headers:
+    """`headers`, where a body says `ordering_key`. Raises `MalformedRequest` where they say another one."""
+    key = _ordering_key(given or None, "ordering_key")
+    if (headers.get(_ORDERING_KEY) or key) != key:
+        raise MalformedRequest(f"is not the one of {_ORDERING_KEY}", field="ordering_key")
+    return {**headers, _ORDERING_KEY: key}
+
+
+def _ordering_key(given: object, field: str) -> str:
+    if isinstance(given, str) and len(given) <= MAX_ORDERING_KEY and given.isprintable() and given.isascii():
+        return given
+    raise MalformedRequest(f"must be a text of 1 to {MAX_ORDERING_KEY} printable ASCII characters", field=field)
 
 
 def idempotency_key(headers: Headers) -> str:

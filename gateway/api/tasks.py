@@ -9,6 +9,7 @@ from gateway.api.answers import answer_id, exact_usd, json_answer, timing, unary
 from gateway.api.body import form, gathered, is_json, json_object, media_type
 from gateway.api.endpoint import Visit
 from gateway.api.oip.errors import refusing
+from gateway.api.request_headers import with_ordering_key
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
 from gateway.core.rules import Target
 from gateway.core.types import Answer, Finished, Message, Route, Started, Tensors, Usage
@@ -17,13 +18,15 @@ from gateway.tasks import oip
 from gateway.tasks.tensor import TensorInput
 
 _MEDIA: Final = ("image", "audio")  # fields that come as files, and the content types of files without a form
+_ORDERING_KEY: Final = "ordering_key"
 _FILE: Final = "file"  # in a form, another name for them
 
 
 async def infer(visit: Visit) -> Response:
-    """`{"task", "input", "parameters"?}` -> the task's answer."""
+    """`{"task", "input", "parameters"?, "ordering_key"?}` -> the task's answer."""
     document = json_object(visit.headers, visit.body)
-    _only(document, ("task", "input", "parameters"))
+    _only(document, ("task", "input", "parameters", _ORDERING_KEY))
+    _put_in_order(visit, document)
     task = visit.enter(visit.api.task(document.get("task")))
     return await _answer(visit, task, document.get("input"), document.get("parameters", {}))
 
@@ -46,7 +49,8 @@ async def infer_task(visit: Visit) -> Response:
         raw = "" if _media(task) == _FILE else f", {_media(task)}/*"
         raise UnsupportedMediaType(f"send application/json, multipart/form-data{raw}", field="content-type")
     document = json_object(visit.headers, visit.body)
-    _only(document, ("input", "parameters"))
+    _only(document, ("input", "parameters", _ORDERING_KEY))
+    _put_in_order(visit, document)
     return await _answer(visit, task, document.get("input"), document.get("parameters", {}))
 
 
@@ -117,6 +121,12 @@ def _typed(task: Task, fields: Mapping[str, str | bytes | list[str]]) -> dict[st
         else:
             typed[name] = value
     return typed
+
+
+def _put_in_order(visit: Visit, document: Mapping[str, Any]) -> None:
+    """The body's `ordering_key` is as good as the header's."""
+    if _ORDERING_KEY in document:
+        visit.headers = with_ordering_key(visit.headers, document[_ORDERING_KEY])
 
 
 def _only(document: Mapping[str, Any], known: tuple[str, ...]) -> None:

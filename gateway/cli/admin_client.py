@@ -50,7 +50,7 @@ class Admin:
         revision: int | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> dict[str, Any]:
-        """The answer's JSON object. Raises `Failure` for every other end."""
+        """The answer's JSON object; empty where nothing is left to say. Raises `Failure` for every other end."""
         headers = {"authorization": f"Bearer {self.token}"}
         if revision is not None:
             headers["if-match"] = str(revision)
@@ -67,6 +67,8 @@ class Admin:
             raise Failure(f"not an address: {self.url}", EXIT_USAGE) from error
         except httpx.HTTPError as error:
             raise Failure(f"no control plane answers at {self.url}", EXIT_UNREACHABLE) from error
+        if answer.status_code == HTTPStatus.NO_CONTENT:
+            return {}
         document = _object(answer)
         if answer.is_success and document is not None:
             return document

@@ -178,6 +178,8 @@ class RedisAdmissions:
         for admission, standing in standings.items():
             if admission in self._open:
                 self._open[admission].hear(standing, sent_s)
+            if standing is Standing.GONE:
+                self._open.pop(admission, None)
 
     async def _listen(self) -> None:
         await listen(self._client, self._channel, self._heard)

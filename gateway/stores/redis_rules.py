@@ -204,14 +204,14 @@ class RedisRuleSource:
             raise stored
         return tuple(stored)
 
-
     async def _count(self, members: Collection[Any], lives: Sequence[int]) -> None:
         """Which of the workers known before live still; who is new is asked next time, who is dead is struck off."""
         dead = [worker for worker, is_alive in zip(self._workers, lives, strict=True) if not is_alive]
-        self._live = max(1, len(self._workers) - len(dead))
+        alive = len(self._workers) - len(dead)
         self._workers = tuple({_text(member) for member in members}.difference(dead))
         if dead:
             await self._client.srem(f"{self._prefix}{_RULES}:workers", *dead)
+        self._live = max(1, alive)
 
 
 class RedisRuleStore:

@@ -12,14 +12,13 @@ from gateway.api.auth import KeptSecret, KeyRing
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core import client_tokens
 from gateway.core.types import Caller, Limit
-from tests.component.test_keys import admin, made, one  # noqa: F401 - fixtures
 from tests.component.test_stream import told
 from tests.kit import stateful
 from tests.kit.app import EMBEDDING_KEY, KEY, embedding, running
-from tests.kit.keys import EMBED, TEXT
+from tests.kit.keys import EMBED, TEXT, made
 from tests.kit.stateful import StatefulBackend
 
-pytest_plugins = ["tests.kit.redis"]
+pytest_plugins = ["tests.kit.redis", "tests.kit.key_fixtures"]
 
 PAGE, OTHER = "https://app.example", "https://evil.example"
 SIGNING = b"s" * 32
@@ -182,14 +181,14 @@ async def test_a_page_gives_its_token_to_a_socket():
 # --- with keys that were made at run time ---------------------------------------------------------
 
 
-async def token_of(one, key: str) -> str:  # noqa: F811 - the fixture's value
+async def token_of(one, key: str) -> str:
     answer = await one.gw.http.post("/v1/client-tokens", headers={"authorization": f"Bearer {key}"})
     assert answer.status_code == 201
     return answer.json()["token"]
 
 
 @pytest.mark.parametrize("change", ["disable", "delete", "rotate"])
-async def test_a_token_dies_with_its_key(admin, one, change):  # noqa: F811 - fixtures
+async def test_a_token_dies_with_its_key(admin, one, change):
     key = await made(admin)
     token = await token_of(one, key["key"])
     await one.becomes(200, token)
@@ -202,7 +201,7 @@ async def test_a_token_dies_with_its_key(admin, one, change):  # noqa: F811 - fi
     await one.becomes(401, token)
 
 
-async def test_a_token_lives_through_the_grace_time_of_its_secret(admin, one):  # noqa: F811 - fixtures
+async def test_a_token_lives_through_the_grace_time_of_its_secret(admin, one):
     key = await made(admin)
     old = await token_of(one, key["key"])
     new_key = (await admin.post(f"/keys/{key['id']}/rotate", json={"grace_s": 120})).json()
@@ -212,7 +211,7 @@ async def test_a_token_lives_through_the_grace_time_of_its_secret(admin, one):  
     assert answer.json()["expires_in"] <= 120  # no longer than the secret that asks for it
 
 
-async def test_a_key_that_becomes_narrower_narrows_its_tokens(admin, one):  # noqa: F811 - fixtures
+async def test_a_key_that_becomes_narrower_narrows_its_tokens(admin, one):
     key = await made(admin)
     token = await token_of(one, key["key"])
     await admin.patch(f"/keys/{key['id']}", json={"tasks": ["general_llm"]})

@@ -17,38 +17,20 @@ from gateway.telemetry.logs import JsonLines
 from tests.component.test_stream import closed, told
 from tests.kit import stateful
 from tests.kit.app import KEY, LIMITED_KEY, embedding, running
-from tests.kit.keys import EMBED, TEXT, admin_client, worker
+from tests.kit.keys import EMBED, TEXT, made, worker
 from tests.kit.redis_switch import RedisSwitch
 from tests.kit.stateful import StatefulBackend
 from tests.kit.wait import until
 
-pytest_plugins = ["tests.kit.redis"]
+pytest_plugins = ["tests.kit.redis", "tests.kit.key_fixtures"]
 
 THREE = [{"requests": 3, "per": "minute"}]
-
-
-@pytest.fixture
-async def admin(redis_client, redis_prefix):
-    async with admin_client(redis_client, redis_prefix) as client:
-        yield client
-
-
-@pytest.fixture
-async def one(redis_client, redis_prefix):
-    async with worker(redis_client, redis_prefix) as one:
-        yield one
 
 
 @pytest.fixture
 async def two(redis_client, redis_prefix):
     async with worker(redis_client, redis_prefix) as first, worker(redis_client, redis_prefix) as second:
         yield first, second
-
-
-async def made(admin, /, **fields) -> dict:
-    answer = await admin.post("/keys", json={"tenant": "acme", "name": "web", **fields})
-    assert answer.status_code == 201, answer.text
-    return answer.json()
 
 
 # --- coming and going ----------------------------------------------------------------------------

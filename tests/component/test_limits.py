@@ -104,7 +104,7 @@ def callers(limits: Sequence[Limit]) -> dict[str, Caller]:
 @asynccontextmanager
 async def llm_scene(*endpoints: Upstream | Endpoint, limits: Sequence[Limit] = ALL_KINDS, **options: Any):
     clock = Clock()
-    prices = {f"model-{number}": {"input": 1, "output": 1} for number in (1, 2)}
+    prices = {f"model-{number}": {"input": 1, "output": 1} for number in (1, 2)} | {"dear": {"input": 0, "output": 9}}
     async with llm_plane(
         *endpoints, more_callers=callers(limits), admissions=MemoryAdmissions(clock), prices=prices, **options
     ) as gw:
@@ -139,8 +139,9 @@ async def scene(*limits: Limit, script: Sequence[Step] = (embedding(),)) -> Asyn
     [
         (requests(3, "day"), 3),
         (requests(10, "day", burst=2), 2),
-        (tokens(60, "day"), 2),  # 25 are reserved, 60 are used: the third finds a debt
-        (usd(60 * PER_TOKEN, "day"), 1),  # the second would have passed by the reservation of the first
+        (tokens(60, "day"), 1),  # 25 were reserved and 60 used: by reservations alone a second one would pass
+        (usd(60 * PER_TOKEN, "day"), 1),
+        (usd(145 * PER_TOKEN, "day"), 3),
     ],
     ids=str,
 )
@@ -149,9 +150,8 @@ async def test_one_after_another_until_it_is_used_up(limit, passed):
         statuses = [(await at.chat()).status_code for _ in range(5)]
         at.clock.now_us += DAY
         again = (await at.chat()).status_code
-    expected = 1 if limit.kind == "tokens" else passed
-    assert statuses == [200] * expected + [429] * (5 - expected)
-    assert again == 200 or limit.kind == "tokens"
+    assert statuses == [200] * passed + [429] * (5 - passed)
+    assert again == 200
 
 
 @both
@@ -232,7 +232,6 @@ async def test_a_used_up_limit_lets_nothing_pass_that_it_counts_not_even_what_ta
     async with scene(tokens(60, "day")) as at:
         assert (await at.chat()).status_code == 200
         assert (await at.embed()).status_code == 429
-        assert at.used.tokens == 60 * 1000 // 60
 
 
 # --- which requests a limit counts -----------------------------------------------------------------
@@ -287,7 +286,7 @@ ENDS = {  # how it ends: the endpoint's script, the status
     "refused by the endpoint": (REFUSED, 400),
     "failed there": (FAILED, 502),
     "full": (error_reply(429, {"message": "slow down"}), 429),
-    "reset before the answer": ([RST], 503),
+    "reset before the answer": ([RST], 502),
     "garbage": (json_reply(200, [1]), 502),
     "late": ([HOLD], 504),
 }
@@ -299,13 +298,13 @@ async def test_what_failed_costs_one_request_alone(answer, status, stream):
     endpoint = Endpoint(upstreams=(Upstream(answer),), limits=Limits(first_token_us=50_000))
     async with llm_scene(endpoint, timeout_us=200_000, attempt_timeout_us=100_000) as at:
         told = await at.chat(stream=stream)
-        assert told.status_code == status or (told.status_code, status) in {(503, 502), (502, 503), (503, 504)}
+        assert told.status_code == status
         assert at.used == Used(requests=1)
 
 
 async def test_what_no_endpoint_ever_had_costs_one_request_alone():
     async with llm_scene(Endpoint(base_urls=["http://127.0.0.1:1/v1"])) as at:
-        assert (await at.chat()).status_code == 503
+        assert (await at.chat()).status_code == 502
         assert at.used == Used(requests=1)
 
 
@@ -321,7 +320,7 @@ async def test_what_was_answered_elsewhere_costs_what_was_used_there(stream):
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        (CHAT, {"model": "general_llm", "messages": "none"}, 400),
+        (CHAT, {"model": "general_llm", "messages": "none"}, 422),
         (CHAT, {"model": "nobody's", "messages": []}, 404),
         ("/v1/infer", {"task": "unknown", "input": {}}, 404),
         ("/v1/tasks/text-embedding", {"input": {"txt": "a"}}, 422),
@@ -371,7 +370,7 @@ async def test_places_come_back_whichever_way_requests_end():
     async with llm_scene(up, limits=[concurrent(2)], timeout_us=300_000, attempt_timeout_us=100_000) as at:
         assert all(status >= 500 for status in await at.chats(2))
         assert await at.chats(2, model="unknown") == [404, 404]
-        assert await at.chats(2, messages="none") == [400, 400]
+        assert await at.chats(2, messages="none") == [422, 422]
         assert all(status >= 500 for status in await at.chats(2))
         assert at.used == Used()
         at.gw.board._breakers.clear()
@@ -383,9 +382,8 @@ async def test_money_is_kept_for_the_dearest_place_that_a_rule_may_choose():
     up = Upstream([Pause(0.05), *script(stream=False)])
     split = [{"backend": "up1", "model": "model-1"}, {"backend": "up1", "model": "dear"}]
     async with llm_scene(up, rules=[chat_rule(split=split)]) as at:
-        at.gw.pipeline.prices.entries["dear"] = at.gw.pipeline.prices.entries["model-1"].__class__(input=0, output=9000)
         task = await at.begin(up)
-        assert at.used.nano_usd == 20 * 9000
+        assert at.used.nano_usd == 20 * 9 * PER_TOKEN
         await task
         assert at.used.nano_usd == 5 * PER_TOKEN
 

@@ -4,7 +4,12 @@ taken when requests fail, callers leave, processes are killed and Redis pauses.
 Small runs; `python -m tests.bench.admission` makes them large.
 """
 
-from tests.kit.replica_runs import limits_run
+import asyncio
+from collections import Counter
+
+from tests.kit.replica_fire import BACK_WITHIN_S, KEY, MARGIN_S, PLACES, check_used, fire
+from tests.kit.replica_runs import MAX_TOKENS, limits_run, redis_us
+from tests.kit.wait import until, until_async
 
 pytest_plugins = ["tests.kit.redis"]
 
@@ -14,3 +19,33 @@ async def test_three_processes_admit_exactly_what_the_limits_give(tmp_path, redi
         tmp_path, redis_server.url, redis_client, redis_prefix, workers=1, count=240, in_flight=24, amount=60
     )
     assert set(told) == {"requests", "tokens", "usd"}
+
+
+async def test_nothing_stays_taken_whatever_burns(tmp_path, redis_server, redis_client, redis_prefix):
+    async with fire(tmp_path, redis_server.port, redis_client, redis_prefix, workers=1) as burning:
+        # Errors and leaves: everything is back at once, and tokens and money are what was really used up.
+        before_us = await redis_us(redis_client)
+        first = await burning.running[0].ask("first in=020 out=040", key=KEY, max_tokens=MAX_TOKENS)
+        assert first.status == 200
+        first_us = before_us, await redis_us(redis_client)
+        await burning.burn(300, in_flight=12)
+        await check_used(burning, first_us=first_us)
+        assert set(burning.seen) >= {"ok", "rate_limited", "invalid_input", "backend_error"}, burning.seen
+        # Redis pauses, and cuts; a process is killed: everything is back within a lease.
+        burning.switches[1].pause()
+        await burning.burn(60, in_flight=12)
+        await burning.switches[2].refuse()
+        await burning.burn(60, in_flight=12)
+        burned = asyncio.create_task(burning.burn(100, in_flight=12))
+        await until(lambda: burning.workshop.running >= 2)
+        burning.running[0].kill()
+        await burned
+        for switch in burning.switches:
+            await switch.restore()
+        await burning.rest(within_s=BACK_WITHIN_S + MARGIN_S)
+        # All places are free again, and no more than all.
+        for replica in burning.alive:
+            await until_async(lambda replica=replica: burning.serves(replica), timeout_s=30)
+        full = [asyncio.create_task(burning.hold(number)) for number in range(2 * PLACES)]
+        assert Counter(await asyncio.gather(*full)) == {200: PLACES, 429: PLACES}
+        await burning.rest(within_s=MARGIN_S)

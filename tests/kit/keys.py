@@ -75,3 +75,11 @@ async def worker(
             yield Worker(gw, keys)
     finally:
         await keys.close()
+
+
+async def made(admin: httpx.AsyncClient, /, **fields: Any) -> dict[str, Any]:
+    """A new key as the control plane tells it."""
+    answer = await admin.post("/keys", json={"tenant": "acme", "name": "web", **fields})
+    assert answer.status_code == 201, answer.text
+    key: dict[str, Any] = answer.json()
+    return key

@@ -25,14 +25,16 @@ SECOND_ONE = Claim(slot=SLOT, by="two:1", fingerprint="ff")
 ROOM = 1000
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def answers(request: pytest.FixtureRequest, redis_client: Redis, redis_prefix: str) -> AsyncIterator[Answers]:
+@pytest.fixture(params=["memory", "redis", "cluster"])
+async def answers(request: pytest.FixtureRequest, redis_prefix: str) -> AsyncIterator[Answers]:
     if request.param == "memory":
         yield MemoryAnswers(monotonic_us, max_bytes=ROOM)
         return
-    store = RedisAnswers(redis_client, redis_prefix, max_bytes=ROOM, timeout_s=5)
+    client = connect(request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster").url)
+    store = RedisAnswers(client, redis_prefix, max_bytes=ROOM, timeout_s=5)
     yield store
     await store.close()
+    await client.aclose()
 
 
 async def state(answers: Answers, claim: Claim, **how: int) -> str:
