@@ -136,6 +136,7 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
                 is_openai=True,
             )
         },
+        "/v1/client-tokens": {"post": _client_token()},
         "/v1/models": {"get": _get("listModels", "Every name that a `model` field takes", is_openai=True)},
         "/v1/models/{model}": {
             "parameters": [_path_parameter("model", list(models))],
@@ -150,9 +151,12 @@ def document(tasks: Mapping[str, Task], models: Mapping[str, str]) -> dict[str, 
         "paths": paths | openapi_oip.paths(headers=[*_HEADERS, *_SEQUENCE]),
         "components": {
             "schemas": openapi_schemas.schemas(tasks) | openapi_oip.schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{"key": []}],
+        "security": [{"key": []}, {"x-api-key": []}],
     }
 
 
@@ -325,6 +329,16 @@ def _get(name: str, summary: str, *, is_openai: bool = False) -> dict[str, Any]:
         "operationId": name,
         "summary": summary,
         "responses": {"200": answer, **_errors(is_openai=is_openai, only=(401, 403, 404, 500))},
+    }
+
+
+def _client_token() -> dict[str, Any]:
+    answer = {"description": "the token", "content": {_JSON: {"schema": ref("ClientToken")}}}
+    return {
+        "operationId": "createClientToken",
+        "summary": "A short-lived token for a web page, never wider than the key that asks for it",
+        "requestBody": {"required": False, "content": {_JSON: {"schema": ref("ClientTokenWish")}}},
+        "responses": {"201": answer, **_errors(is_openai=False, only=(400, 401, 403, 413, 415, 422, 500, 501, 503))},
     }
 
 

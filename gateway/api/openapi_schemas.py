@@ -45,6 +45,8 @@ def schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "required": ["id", "task", "output", "route", "usage", "timing"],
         },
         "BatchAnswer": _batch_answer(),
+        "ClientTokenWish": _client_token_wish(tasks),
+        "ClientToken": _client_token(),
         "Problem": {
             "type": "object",
             "properties": {
@@ -125,3 +127,35 @@ def _usage() -> dict[str, Any]:
     ):
         properties[name] = {"const": True, "description": told}
     return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _client_token_wish(tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """See `gateway.api.client_tokens.Wish`."""
+    names = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+    return {
+        "type": "object",
+        "properties": {
+            "tasks": {**names, "items": {"enum": list(tasks)}, "maxItems": 64},
+            "models": {**names, "maxItems": 64},
+            "limits": {"type": "array", "items": {"type": "object"}, "maxItems": 8},
+            "origins": {**names, "maxItems": 16, "description": "pages that may use it, such as https://app.example"},
+            "minutes": {"type": "integer", "minimum": 1, "maximum": 60, "default": 10},
+        },
+        "additionalProperties": False,
+    }
+
+
+def _client_token() -> dict[str, Any]:
+    names = {"type": ["array", "null"], "items": {"type": "string"}, "description": "null: all"}
+    properties = {
+        "id": {"type": "string"},
+        "token": {"type": "string", "description": "goes where a key goes"},
+        "expires_at": {"type": "string", "format": "date-time"},
+        "expires_in": {"type": "integer", "description": "seconds"},
+        "key_id": {"type": "string"},
+        "tasks": names,
+        "models": names,
+        "limits": {"type": "array", "items": {"type": "object"}},
+        "origins": names,
+    }
+    return {"type": "object", "properties": properties, "required": list(properties)}

@@ -1,5 +1,6 @@
 """`/admin/v1/keys` and `gateway keys`, over a real Redis."""
 
+import asyncio
 import json
 import threading
 import time
@@ -7,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
-from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from gateway.__main__ import app as cli
@@ -185,25 +185,23 @@ async def test_a_store_out_of_reach_is_told(redis_client, redis_prefix, admin, m
 @pytest.fixture
 def plane(redis_server, redis_prefix) -> Iterator[str]:
     """The address of a control plane on a real socket."""
-    store = RedisKeyStore(_Anywhere(redis_server.url), redis_prefix)
-    app = create_admin_app(None, TOKEN, lambda _: None, TASKS, keys=store)
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=port, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run)
+    port, servers = free_port(), []
+
+    async def serve() -> None:
+        client = connect(redis_server.url)
+        app = create_admin_app(None, TOKEN, lambda _: None, TASKS, keys=RedisKeyStore(client, redis_prefix))
+        servers.append(uvicorn.Server(uvicorn.Config(app, host=HOST, port=port, log_level="error", lifespan="off")))
+        await servers[0].serve()
+        await client.aclose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     until = time.monotonic() + 10
-    while not server.started and time.monotonic() < until:
+    while not (servers and servers[0].started) and time.monotonic() < until:
         time.sleep(0.01)
     yield f"http://{HOST}:{port}"
-    server.should_exit = True
+    servers[0].should_exit = True
     thread.join()
-
-
-class _Anywhere(Redis):
-    """A client that is connected in the loop that uses it."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(connection_pool=connect(url).connection_pool)
 
 
 @pytest.fixture

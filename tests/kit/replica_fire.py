@@ -73,14 +73,15 @@ class Fire:
         await self.alive[0].ask("poke in=000 out=001", key=KEY, max_tokens=MAX_TOKENS)
 
     async def serves(self, replica: Replica) -> bool:
-        """Whether it has found its way back to Redis and to the upstream."""
+        """Whether it has found its way back to the upstream, and to Redis: alone, it shows its part of the limit."""
         answer = await replica.ask("poke in=000 out=001", key=KEY, max_tokens=MAX_TOKENS)
-        return answer.status == 200  # noqa: PLR2004 - HTTP's own
+        remaining = int(answer.headers.get("x-ratelimit-remaining-requests", 0))
+        return answer.status == 200 and remaining > PER_DAY // 2  # noqa: PLR2004 - HTTP's own
 
-    async def hold(self, number: int) -> int:
-        """Take a place for a second; the answer's status."""
+    async def hold(self, number: int) -> None:
+        """Keep a place until the caller leaves."""
         replica = self.alive[number % len(self.alive)]
-        return (await replica.ask("hold ms=1000", key=KEY, max_tokens=MAX_TOKENS)).status
+        await replica.ask("hold ms=60000", key=KEY, max_tokens=MAX_TOKENS)
 
     async def rest(self, *, within_s: float) -> Books:
         """The books once nothing is held."""
