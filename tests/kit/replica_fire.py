@@ -92,7 +92,11 @@ class Fire:
         today = datetime.now(UTC).date()
         rows = await RedisUsageSource(self.client, self.prefix).read(today - timedelta(days=1), today)
         requests = sum(row.requests for row in rows)
-        return requests, sum(row.input_tokens + row.output_tokens for row in rows), sum(row.cost_nano_usd for row in rows)
+        return (
+            requests,
+            sum(row.input_tokens + row.output_tokens for row in rows),
+            sum(row.cost_nano_usd for row in rows),
+        )
 
 
 @contextlib.asynccontextmanager

@@ -67,14 +67,18 @@ async def order_run(  # noqa: PLR0913 - what a run varies
     }
     async with (
         Workshop(rounds) as workshop,
-        replicas(folder, workshop.base_url, [redis_url] * 3, prefix, workers=workers, rounds=rounds, **sections) as running,
+        replicas(
+            folder, workshop.base_url, [redis_url] * 3, prefix, workers=workers, rounds=rounds, **sections
+        ) as running,
     ):
         await all_workers(client, prefix, 3 * workers)
         began_s = time.monotonic()
         lines = await _fire(running, names=names, each=each, draw=random.Random(seed))  # noqa: S311 - keeps no secret
         took_s = time.monotonic() - began_s
         alive = [one for one in running if not one.is_killed]
-        told = await at_rest(client, prefix, poke=lambda: alive[0].ask("probe", key="order", task="serial", ordering_key="probe"))
+        told = await at_rest(
+            client, prefix, poke=lambda: alive[0].ask("probe", key="order", task="serial", ordering_key="probe")
+        )
     for name, line in lines.items():
         check_tickets(line, told.numbers[f"order:{name}"])
         if name.startswith("serial"):

@@ -152,9 +152,7 @@ async def offer(  # noqa: PLR0913 - what a run varies
     refused_us = (asked, await redis_us(client))
     refused, unsure = refusals.pop(LIMITED), refusals.pop("503 limits_unavailable", 0)
     assert not refusals, refusals
-    return Offered(
-        used=used, refused=refused, unsure=unsure, first_us=first_us, refused_us=refused_us, reserve=reserve
-    )
+    return Offered(used=used, refused=refused, unsure=unsure, first_us=first_us, refused_us=refused_us, reserve=reserve)
 
 
 def check_rate(told: Books, offered: Offered, *, key: str, kind: str, amount: int, per: str) -> str:
@@ -229,7 +227,9 @@ async def limits_run(  # noqa: PLR0913 - what a run varies
                 per, most = ("minute", amount) if kind == "requests" else ("hour", tokens)
                 line = check_rate(told, offered, key=kind, kind=kind, amount=most, per=per)
             asked = offered.admitted + offered.refused + offered.unsure
-            found[kind] = f"{offered.admitted:,} of {asked:,} admitted in {took_s:.1f} s, {offered.unsure} unsure: {line}"
+            found[kind] = (
+                f"{offered.admitted:,} of {asked:,} admitted in {took_s:.1f} s, {offered.unsure} unsure: {line}"
+            )
             assert len(workshop.log) == offered.admitted, "the upstream saw what was refused"
             workshop.log.clear()
     return found
