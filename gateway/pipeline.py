@@ -384,7 +384,7 @@ class Pipeline:
     def why_not(self, place: Place) -> str | None:
         """None where `place` may be tried now, else the reason."""
         if place.backend not in self.backends:
-            return "backend is not configured here"
+            return "backend is off: not enabled, its key's variable not set, or not in the configuration"
         return self.board.why_not(place, self.clock())
 
     def why_not_any(self, place: Place) -> str | None:

@@ -76,12 +76,24 @@ _log = logging.getLogger(__name__)
 
 
 def check(settings: Settings) -> None:
-    """All that can be known without the network and that settings alone do not know. Raises `ConfigError`."""
-    _tasks(settings)
+    """All that can be known without the network and that settings alone do not know.
+
+    Raises `ConfigError` with one line per fault.
+    """
+    faults: list[str] = []
+    for name, task in settings.tasks.items():
+        try:
+            _contract(name, task)
+        except ConfigError as error:
+            faults.append(str(error))
     try:
         rule_check(settings)(parse_rules(settings.rules))
     except RuleError as error:
-        raise ConfigError(f"rules: {error}") from error
+        faults.append(f"rules: {error}")
+    except ConfigError as error:  # the price table
+        faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
 def rule_check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
@@ -251,7 +263,7 @@ def _contract(name: str, task: TaskSettings) -> Contract:
         raise ConfigError(f"tasks.{name}.contract: must be one of {', '.join(CONTRACTS)}")
     options: dict[str, Any] = dict(task.options)
     if task.labels_file is not None:
-        options["labels"] = _labels(task.labels_file)
+        options["labels"] = _labels(name, task.labels_file)
     try:
         return build(**options)
     except TypeError:
@@ -260,11 +272,12 @@ def _contract(name: str, task: TaskSettings) -> Contract:
         ) from None
 
 
-def _labels(path: Path) -> tuple[str, ...]:
+def _labels(name: str, path: Path) -> tuple[str, ...]:
     try:
         return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
-    except OSError:
-        raise ConfigError(f"{path}: label file is missing; `make setup` builds it") from None
+    except OSError as error:
+        told = f"tasks.{name}.labels_file: {path}: {error.strerror} (`make setup` builds those of triton_models)"
+        raise ConfigError(told) from None
 
 
 def _prices(settings: Settings) -> PriceTable:

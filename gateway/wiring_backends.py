@@ -34,7 +34,10 @@ async def open_backends(settings: Settings, stack: AsyncExitStack) -> Mapping[st
     backends: dict[str, Backend] = {}
     for name, backend in settings.backends.items():
         if isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
-            _log.info("backend is off: its key's variable is not set", extra={"backend": name})
+            _log.info(
+                "backend is off: its key's variable is not set",
+                extra={"backend": name, "variable": backend.api_key_env},
+            )
         elif backend.enabled:
             try:
                 backends[name] = await _backend(name, backend)

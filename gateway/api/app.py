@@ -8,6 +8,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import batch, client_tokens, openai, openapi, tasks
+from gateway.api.body import BodyLimits, drain
 from gateway.api.cors import Cors
 from gateway.api.endpoint import Api, Endpoint, Handler, request_id
 from gateway.api.errors import ErrorForm, openai_error, problem
@@ -33,14 +34,18 @@ PATHS: Final[tuple[tuple[str, str, Handler, ErrorForm], ...]] = (
     ("GET", "/v1/models/{model:path}", openai.get_model, openai_error),
 )
 _WEBSOCKET: Final = "websocket"  # in the table in the place of a method
-_OPENAI_PREFIXES = ("/v1/chat", "/v1/embeddings", "/v1/models", "/v1/completions", "/v1/responses")
+_WITHOUT_V1: Final = ("/chat", "/completions", "/responses", "/embeddings", "/models")
+_OPENAI_PREFIXES: Final = tuple(
+    f"/v1{path}" for path in (*_WITHOUT_V1, "/audio", "/batches", "/files", "/images", "/moderations", "/v1/")
+)
 
 
 class App:
     """Finds a request's path and method in the table; what the endpoints do not catch, the server answers with 500."""
 
-    def __init__(self, table: Mapping[str, Mapping[str, ASGIApp]], *, protocol: ASGIApp) -> None:
+    def __init__(self, table: Mapping[str, Mapping[str, ASGIApp]], *, protocol: ASGIApp, body: BodyLimits) -> None:
         self._protocol = protocol
+        self._body = body
         self._fixed = {path: methods for path, methods in table.items() if "{" not in path}
         patterns = ((compile_path(path), methods) for path, methods in table.items() if "{" in path)
         self._patterns = [(regex, convertors, methods) for (regex, _, convertors), methods in patterns]
@@ -56,6 +61,8 @@ class App:
             answer = self._protocol
         if answer is None:
             answer = _no_answer(scope, list(methods))
+            if scope["type"] == "http" and not await drain(headers_of(scope), receive, self._body):
+                answer.headers["connection"] = "close"  # or the rest would be read for ever
         await answer(scope, receive, send)
 
     def _matched(self, scope: Scope) -> Mapping[str, ASGIApp]:
@@ -82,7 +89,7 @@ def create_app(api: Api) -> ASGIApp:
     table["/healthz/ready"] = {"GET": _plain(lambda: _ready(api))}
     table["/v2/health/live"] = {"GET": _plain(oip.live)}
     table["/v2/health/ready"] = {"GET": _plain(lambda: oip.ready(is_ready=api.is_ready()))}
-    app = App(table, protocol=Endpoint(oip.serve, api, oip_error))
+    app = App(table, protocol=Endpoint(oip.serve, api, oip_error), body=api.body)
     return Cors(app, api.cors_origins) if api.cors_origins else app
 
 
@@ -103,8 +110,12 @@ def _plain(respond: Callable[[], Response]) -> ASGIApp:
 
 def _no_answer(scope: Scope, methods: Sequence[str]) -> Response:
     """404 or 405, in the form of the path's neighbours."""
-    form = openai_error if scope["path"].startswith(_OPENAI_PREFIXES) else problem
-    if not methods:
+    path = scope["path"]
+    is_short, is_double = path.startswith(_WITHOUT_V1), path.startswith("/v1/v1/")
+    form = openai_error if is_short or path.startswith(_OPENAI_PREFIXES) else problem
+    if is_short or is_double:
+        response = form(NotFound("there is no such path; a client's base URL ends with one /v1"))
+    elif not methods:
         response = form(NotFound("there is no such path; /openapi.json lists them"))
     elif _WEBSOCKET in methods:
         response = form(NotFound("this path is a WebSocket's: begin with its handshake"))

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 import uvloop
 
-from gateway.settings import EXIT_CONFIG, ConfigError, Settings, load_settings
+from gateway.settings import EXIT_CONFIG, ConfigError, LLMSettings, Settings, load_settings
 
 app = typer.Typer()
 
@@ -78,7 +78,7 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Of a repository: warnings are faults.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Of a repository: findings as JSON.")] = False,
 ) -> None:
-    """Check a configuration or a model repository: every fault with its line, or one line that all is well.
+    """Check a configuration or a model repository: every fault with its line, or that all is well and what is off.
 
     Try:
 
@@ -100,6 +100,11 @@ def check(
     typer.echo(
         f"{config}: good ({len(settings.backends)} backends, {len(settings.tasks)} tasks, {len(settings.rules)} rules)"
     )
+    for name, backend in settings.backends.items():
+        if not backend.enabled:
+            typer.echo(f"off: {name} (not enabled)")
+        elif isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
+            typer.echo(f"off: {name} ({backend.api_key_env} is not set)")
 
 
 @app.command()

@@ -27,6 +27,7 @@ COUNTS = {  # in the order of the table, with the headings there
     "cost_usd": "USD",
 }
 SMALLEST_SHOWN = 0.000_001
+NARROWEST = 120  # columns: all figures need as many; a terminal that has fewer breaks the lines itself
 
 
 @app.command()
@@ -90,10 +91,11 @@ def _show(items: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     for i, name in enumerate(names):
         table.add_column(name, overflow="fold", footer="" if i else "total")
     for count, heading in COUNTS.items():
-        table.add_column(heading, justify="right", footer=_figure(count, totals[count]))
+        words = heading.replace(" ", "\n")  # names are folded, figures never cut
+        table.add_column(words, justify="right", no_wrap=True, footer=_figure(count, totals[count]))
     for item in items:
         table.add_row(*(item[name] for name in names), *(_figure(count, item[count]) for count in COUNTS))
-    Console().print(table)
+    Console(width=max(Console().width, NARROWEST)).print(table)
 
 
 def _figure(count: str, value: float) -> str:

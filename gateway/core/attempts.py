@@ -77,6 +77,12 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
     FaultKind.BROKEN: Consequence(
         try_next=True, blames_backend=True, error=BackendBroke, detail="the backend's answer is broken"
     ),
+    FaultKind.DENIED: Consequence(
+        try_next=True,
+        blames_backend=True,
+        error=BackendBroke,
+        detail="the backend refuses the gateway's own key or account (not yours); its operators have to act",
+    ),
     # Not blamed: an upstream that answers bad input with a 5xx would let one caller take it away from all others.
     FaultKind.FAILED: Consequence(
         try_next=True,

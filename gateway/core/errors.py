@@ -413,6 +413,7 @@ class FaultKind(Enum):
     TIMEOUT = "timeout"  # no answer within the attempt's time
     OVERLOADED = "overloaded"  # says itself that it is full (429, 503, full queue)
     BROKEN = "broken"  # answered with garbage, or cannot answer anything
+    DENIED = "denied"  # refuses the gateway itself: its key, its rights, its credit
     FAILED = "failed"  # answered this one request with an error of its own, which may be the request's doing
     DEAD = "dead"  # the model's own process has died; only loading the model again helps
     UNKNOWN_MODEL = "unknown_model"  # is up, but does not serve this model or version, which a rule names

@@ -48,5 +48,6 @@ class RequestRecord:
     def reasons(self) -> tuple[str, ...]:
         """Why each place was not taken, or what became of it."""
         refused = (f"{place}: {why}" for place, why in (self.plan.refusals if self.plan else ()))
-        tried = (f"attempt: {fault.kind.value}: {fault.message}" for fault in self.faults)
+        at = (f" at {fault.place}" if fault.place else "" for fault in self.faults)
+        tried = (f"attempt{where}: {f.kind.value}: {f.message}" for where, f in zip(at, self.faults, strict=True))
         return (*refused, *tried)

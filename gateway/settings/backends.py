@@ -14,6 +14,7 @@ from gateway.settings.section import Section
 
 CHAT_TEMPLATES: Final = ("chatml", "llama3", "mistral")  # those that are built in
 _URL = re.compile(r"https?://[\x21-\x7e]+", re.IGNORECASE)  # what a request line can hold
+_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")  # of an environment variable, as in `${NAME}`; keys have other letters too
 _FRAMING = frozenset(("connection", "content-length", "transfer-encoding"))
 
 
@@ -82,6 +83,13 @@ class _LLMEndpoint(_Backend):
         description="what one such server costs, shared by its requests by the time that they take of it",
     )
 
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_name(cls, value: str | None) -> str | None:
+        if value is not None and not _NAME.fullmatch(value):
+            raise ValueError("is no variable's name: the key itself belongs into the environment, its name here")
+        return value
+
     @field_validator("base_url")
     @classmethod
     def _are_urls(cls, value: str) -> str:
@@ -89,6 +97,8 @@ class _LLMEndpoint(_Backend):
         found = [(urlsplit(part), _URL.fullmatch(part)) for part in parts]
         if any(not fits or not u.hostname or u.query or u.fragment or u.username for u, fits in found):
             raise ValueError("must be http(s) URLs in plain ASCII without user, query or fragment")
+        if any(u.path.rstrip("/").endswith("/chat/completions") for u, _ in found):
+            raise ValueError("ends before /chat/completions, such as https://example.com/v1")
         if not all(u.port is None or u.port for u, _ in found):  # raises ValueError above 65535, and for no number
             raise ValueError("no server has the port 0")
         if len(set(parts)) < len(parts):

@@ -123,8 +123,19 @@ async def test_what_a_client_says_during_its_answer_does_not_cut_it(monkeypatch)
 async def test_a_body_after_its_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(http_server, "LINGER_S", 0.05)
     async with gateway() as gw:
-        answer = await talk(gw, b"POST /nope HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n", b"x")
-    assert answer.startswith(b"HTTP/1.1 404")
+        answer = await talk(gw, b"GET /healthz/live HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n", b"x")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+async def test_a_body_for_a_path_that_is_not_there_is_no_end_of_the_connection(size):
+    live = b"GET /healthz/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    async with gateway() as gw:
+        for line in (b"POST /nope", b"POST /v1/models"):
+            head = line + b" HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+            answer = await talk(gw, head, b"x" * size, live)
+            assert answer.count(b"HTTP/1.1 ") == 2
+            assert answer.endswith(b'{"status":"live"}')
 
 
 async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):

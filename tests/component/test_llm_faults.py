@@ -112,6 +112,7 @@ FAULTS = {
     ),
     "503": Fault(row="503", where=scripted(error_reply(503, NO)), retry_after="1"),
     "503 with": Fault(row="503", where=scripted(error_reply(503, NO, {"Retry-After": "7"})), retry_after="7"),
+    "401": Fault(row="401, 402, 403", where=scripted(error_reply(401, NO | {"code": "invalid_api_key"}))),
     "500": Fault(row="500 with an error object", where=scripted(error_reply(500, NO))),
     "500 page": Fault(row="500 with anything else", where=scripted(reply(500, b"<html>", content_type="text/html"))),
     "slow headers": Fault(row="slow headers", where=scripted([HOLD], limits=IMPATIENT), is_late=True),

@@ -325,3 +325,17 @@ async def test_wrong_embedding_bodies_are_named(gw, change, param):
     answer = await gw.post("/v1/embeddings", {"model": "minilm", "input": "a", **change})
     assert answer.status_code == 422
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/models", "/embeddings", "/v1/v1/chat/completions"])
+async def test_a_base_url_that_does_not_end_with_one_v1_is_told_as_clients_show_it(gw, path):
+    answer = await gw.http.post(path, json=ASK)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "there is no such path; a client's base URL ends with one /v1"
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/files", "/v1/chat/completion"])
+async def test_a_path_of_openai_that_is_not_here_is_told_in_openais_form(gw, path):
+    answer = await gw.http.post(path, json=ASK)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "there is no such path; /openapi.json lists them"

@@ -224,6 +224,13 @@ def test_a_table_with_totals(gateway_usage):
     assert cells[-1] == ["total", "", "10", "5", "5,000", "4,500", "50", "15", "5", "0.008400"]
 
 
+def test_a_narrow_terminal_cuts_no_figure(gateway_usage, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = gateway_usage(*MARCH).stdout
+    assert all(figure in shown for figure in ("0.008400", "4,000", "4,500"))
+    assert "…" not in shown
+
+
 def test_a_tiny_cost_is_not_shown_as_none(gateway_usage, served):
     served[0].rows = [row(nano=1), row(tenant="b", nano=0)]
     shown = gateway_usage(*MARCH, "--by", "tenant").stdout

@@ -1,4 +1,4 @@
-"""Fires over several gateway processes: errors, callers who leave, a Redis that pauses, a kill; and all is given back."""
+"""Fires over several gateway processes: errors, callers who leave, a Redis that pauses, a kill. All is given back."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from gateway.stores.redis_usage import RedisUsageSource
 from tests.kit.redis_switch import RedisSwitch
-from tests.kit.replica_runs import MAX_TOKENS, NANO_PER_TOKEN, all_of, at_rest, keys, prices, prompt, redis_us
+from tests.kit.replica_runs import MAX_TOKENS, all_of, at_rest, keys, prices, prompt
 from tests.kit.replicas import Books, Replica, Rounds, Workshop, all_workers, replicas
 from tests.kit.wait import until_async
 
@@ -76,7 +76,7 @@ class Fire:
         """Whether it has found its way back to the upstream, and to Redis: alone, it shows its part of the limit."""
         answer = await replica.ask("poke in=000 out=001", key=KEY, max_tokens=MAX_TOKENS)
         remaining = int(answer.headers.get("x-ratelimit-remaining-requests", 0))
-        return answer.status == 200 and remaining > PER_DAY // 2  # noqa: PLR2004 - HTTP's own
+        return answer.status == 200 and remaining > PER_DAY // 2
 
     async def hold(self, number: int) -> None:
         """Keep a place until the caller leaves."""

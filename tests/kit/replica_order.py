@@ -5,6 +5,7 @@ Tests make small runs, `python -m tests.bench.admission` large ones.
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from tests.kit.replica_runs import all_of, at_rest, keys
-from tests.kit.replicas import Answer, Books, Execution, Replica, Rounds, Workshop, all_workers, replicas
+from tests.kit.replicas import Answer, Execution, Replica, Rounds, Workshop, all_workers, replicas
 
 LEASE_S: Final = 10.0
 LEAVES: Final = 0.1  # of all callers
@@ -36,7 +37,7 @@ class Line:
     unsure: set[str] = field(default_factory=set)
 
 
-async def order_run(  # noqa: PLR0913 - what a run varies
+async def order_run(
     folder: Path,
     redis_url: str,
     client: Redis,
@@ -130,7 +131,7 @@ async def _ask(replica: Replica, line: Line, name: str, mark: str, draw: random.
     if answer.code in UNSURE:
         line.unsure.add(mark)
         return
-    assert answer.status == 200, answer  # noqa: PLR2004 - HTTP's own
+    assert answer.status == 200, answer
     line.answers[mark] = answer
 
 
@@ -147,8 +148,8 @@ def check_tickets(line: Line, issued: int) -> None:
 
 
 def check_executions(line: Line, log: Sequence[Execution]) -> None:
-    """`serial`: executed in the order of tickets, one after another; between two of them only what had a ticket there."""
-    for before, after in zip(log, log[1:], strict=False):
+    """`serial`: executed one after another in the order of tickets, the unseen ones where a ticket is missing."""
+    for before, after in itertools.pairwise(log):
         assert before.ended <= after.began + (LEAVING_ROUNDS if before.is_left else 0), (before, after)
     assert {one.mark for one in log} >= set(line.answers)
     assert len({one.mark for one in log}) == len(log), "something was executed twice"
@@ -165,5 +166,5 @@ def check_executions(line: Line, log: Sequence[Execution]) -> None:
 def check_releases(line: Line) -> None:
     """`release`: no answer began to come before those with smaller tickets had come to their ends."""
     answers = sorted(line.answers.values(), key=lambda answer: answer.ticket)
-    for before, after in zip(answers, answers[1:], strict=False):
+    for before, after in itertools.pairwise(answers):
         assert before.last <= after.first, (before, after)

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from gateway.core.rate_limit import PERIODS_US
 from gateway.core.tokens import work_of
 from gateway.core.types import OpenAIPayload
-from tests.kit.replicas import Answer, Books, Replica, Rounds, Workshop, all_workers, books, replicas
+from tests.kit.replicas import Books, Replica, Rounds, Workshop, all_workers, books, replicas
 
 MAX_TOKENS: Final = 50
 USD_PER_MILLION: Final = 1000  # so that a token costs a tenth of a cent: 1,000,000 nano-USD
@@ -116,7 +116,7 @@ class Offered:
         return len(self.used)
 
 
-async def offer(  # noqa: PLR0913 - what a run varies
+async def offer(
     replicas: Sequence[Replica], client: Redis, key: str, *, count: int, in_flight: int, is_whole: bool, seed: int = 0
 ) -> Offered:
     """Ask `count` times at once, then one by one until one is refused.
@@ -133,7 +133,7 @@ async def offer(  # noqa: PLR0913 - what a run varies
         spent = reserve if is_whole else draw.randint(1, reserve)
         text = prompt(f"request-{number:05d}", used_in=spent // 2, used_out=spent - spent // 2)
         answer = await draw.choice(replicas).ask(text, key=key, max_tokens=MAX_TOKENS)
-        if answer.status == 200:  # noqa: PLR2004 - HTTP's own
+        if answer.status == 200:
             used.append(spent)
             passed.set()
         else:
@@ -183,7 +183,7 @@ def check_money(told: Books, offered: Offered, *, key: str, nano_usd: int) -> st
     return f"{spent / 1e9:.3f} of {nano_usd / 1e9:.3f} USD"
 
 
-async def limits_run(  # noqa: PLR0913 - what a run varies
+async def limits_run(
     folder: Path,
     redis_url: str,
     client: Redis,

@@ -280,7 +280,7 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def replicas(  # noqa: PLR0913 - what a test varies
+async def replicas(
     folder: Path,
     upstream: str,
     redis_urls: Sequence[str],

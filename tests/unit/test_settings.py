@@ -4,7 +4,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.__main__ import app
 from gateway.core.types import Limit
 from gateway.settings import ConfigError, LocalSettings, load_settings
 
@@ -107,6 +109,8 @@ def test_a_variable_that_is_not_set_and_has_no_default_is_a_fault(tmp_path):
         ("{kind: openai, base_url: 'http://h/v1,'}", "must be http(s) URLs"),
         ("{kind: openai, base_url: 'http://h/v1 x'}", "must be http(s) URLs"),
         ("{kind: openai, base_url: 'http://h/vü'}", "must be http(s) URLs"),
+        ("{kind: openai, base_url: 'http://h/v1/chat/completions'}", "llm.base_url: ends before /chat/completions"),
+        ("{kind: openai, base_url: 'http://h/v1', api_key_env: sk-secret}", "llm.api_key_env: is no variable's name"),
         ("{kind: openai, base_url: 'http://h:0/v1'}", "llm.base_url: no server has the port 0"),
         ("{kind: openai, base_url: 'http://h:99999/v1'}", "llm.base_url: Port out of range"),
         ("{kind: openai, base_url: 'http://h/v1, http://h/v1'}", "llm.base_url: names one endpoint twice"),
@@ -202,3 +206,19 @@ def test_what_is_no_configuration_at_all(tmp_path, text, told):
 def test_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         load_settings(tmp_path / "none.yaml")
+
+
+def test_a_check_tells_which_endpoints_are_off_and_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("SET_KEY", "x")
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    endpoint = "kind: openai, base_url: 'http://h/v1'"
+    lines = (
+        f"  keyed: {{{endpoint}, api_key_env: SET_KEY}}",
+        f"  keyless: {{{endpoint}, api_key_env: UNSET_KEY}}",
+        f"  disabled: {{{endpoint}, enabled: false}}",
+    )
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GOOD.replace("tasks:", "\n".join(lines) + "\ntasks:"))
+    told = CliRunner().invoke(app, ["check", str(path)])
+    assert told.exit_code == 0
+    assert told.output.splitlines()[1:] == ["off: keyless (UNSET_KEY is not set)", "off: disabled (not enabled)"]

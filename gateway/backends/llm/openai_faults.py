@@ -144,13 +144,13 @@ def _not_found(status: int, error: UpstreamError | None) -> FaultKind:
 def _denied(_status: int, error: UpstreamError | None) -> FaultKind:
     # Our account may not do this, unless it says that the content was judged.
     is_filtered = error is not None and error.code in _FILTERED
-    return FaultKind.REFUSED_INPUT if is_filtered else FaultKind.BROKEN
+    return FaultKind.REFUSED_INPUT if is_filtered else FaultKind.DENIED
 
 
 def _limited(_status: int, error: UpstreamError | None) -> FaultKind:
     # Not load: our account there has run dry, and waiting does not help.
     is_dry = error is not None and "insufficient_quota" in (error.code, error.type)
-    return FaultKind.BROKEN if is_dry else FaultKind.OVERLOADED
+    return FaultKind.DENIED if is_dry else FaultKind.OVERLOADED
 
 
 def _unavailable(_status: int, error: UpstreamError | None) -> FaultKind:
@@ -182,8 +182,11 @@ def _otherwise(status: int, error: UpstreamError | None) -> FaultKind:
     return FaultKind.UNSUPPORTED if lacks else FaultKind.FAILED
 
 
+_NOT_MENDED_BY_WAITING: Final = (FaultKind.BROKEN, FaultKind.DENIED)
 JUDGES: Final[Mapping[int, Judge]] = {
     400: _caller,
+    401: _denied,
+    402: _denied,
     403: _denied,
     404: _not_found,
     408: _late,
@@ -254,8 +257,9 @@ def fault_for(status: int, error: UpstreamError | None, waiting: Waiting) -> Fau
         kind=kind,
         message=texts.logged(f"status {status}: {message}" if message else f"status {status}"),
         # What is broken is not mended by waiting, whatever its answer says.
-        retry_after_us=None if kind is FaultKind.BROKEN else waiting.us,
-        code=texts.code(error.code) if error else None,
+        retry_after_us=None if kind in _NOT_MENDED_BY_WAITING else waiting.us,
+        # `invalid_api_key` would tell the caller of a key that is not theirs.
+        code=texts.code(error.code) if error and kind is not FaultKind.DENIED else None,
     )
 
 

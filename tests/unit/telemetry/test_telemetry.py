@@ -26,7 +26,7 @@ RECORD = RequestRecord(
     route=ROUTE,
     timing=Timing(total_us=12_000, admit_us=1000, backend_us=9000),
     usage=Usage(input_tokens=3, output_tokens=5),
-    faults=(Fault(kind=FaultKind.TIMEOUT, message="slow"),),
+    faults=(Fault(kind=FaultKind.TIMEOUT, message="slow", place=Place(backend="b", model="m")),),
     plan=Plan(rule="r", revision=4, candidates=()),
 )
 
@@ -187,7 +187,7 @@ def test_a_request_is_one_json_line():
     assert line["output_tokens"] == 5
     assert line["event"] == "request"
     assert (line["rule"], line["revision"]) == ("r", 4)
-    assert line["reasons"] == ["attempt: timeout: slow"]
+    assert line["reasons"] == ["attempt at b/m: timeout: slow"]
 
 
 def test_a_line_tells_what_was_used_up():
