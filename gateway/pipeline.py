@@ -6,14 +6,13 @@ refusal; a failure after it ends the stream with the error raised, never with a 
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from gateway import hedging
 from gateway.attempt import Attempt, Task
-from gateway.core import attempts, cost, rate_limit, routing, tokens
+from gateway.core import attempts, cost, rate_limit, routing
 from gateway.core.admissions import Wanted, refusal, turn_lost
 from gateway.core.attempts import RetryBudget
 from gateway.core.breaker import BreakerBoard
@@ -27,20 +26,17 @@ from gateway.core.errors import (
 )
 from gateway.core.loads import LoadBoard
 from gateway.core.policies import DEFAULT
-from gateway.core.rate_limit import Take
 from gateway.core.record import RequestRecord
 from gateway.core.recording import Recording
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
 from gateway.core.rules import Rule
-from gateway.core.strategies import Option
 from gateway.core.types import (
     ALLOWED,
     NOTHING_USED,
     Event,
     Finished,
     InferenceRequest,
-    OpenAIPayload,
     Part,
     Place,
     Route,
@@ -48,8 +44,8 @@ from gateway.core.types import (
     Timing,
     Usage,
     Verdict,
-    Work,
 )
+from gateway.estimates import Estimate
 from gateway.gate import Gate
 from gateway.ports import Admission, Admissions, Backend, Clock, Observer, RuleSource, Sequences
 from gateway.recall import Recall, Recalls
@@ -67,19 +63,24 @@ class Walk:
     admission: Admission | None = None
     admitted_us: int | None = None
     plan: Plan | None = None
-    work: Work | None = None
+    estimate: Estimate | None = None
     attempts: list[Attempt] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     won: Attempt | None = None
     route: Route | None = None
     timing: Timing | None = None
-
     ordering_us: int = 0
 
     @property
     def verdict(self) -> Verdict:
         """What the limiter said."""
         return ALLOWED if self.admission is None else self.admission.verdict
+
+    def estimate_of(self, request: InferenceRequest, pipeline: "Pipeline") -> Estimate:
+        """What the request will take."""
+        if self.estimate is None:
+            self.estimate = Estimate(request, pipeline.tasks[request.task], pipeline)
+        return self.estimate
 
     @property
     def found(self) -> Recording | None:
@@ -184,7 +185,7 @@ class Pipeline:
         if not counted and not ordering_key:
             walk.admitted_us = self.clock()
             return
-        tokens, nano_usd = self._expected(request, walk, counted)
+        tokens, nano_usd = walk.estimate_of(request, self).reserved(walk.rule, counted)
         wanted = Wanted(
             tenant=request.caller.tenant,
             takes=rate_limit.takes(counted, tokens=tokens, nano_usd=nano_usd),
@@ -199,26 +200,6 @@ class Pipeline:
             raise refusal(walk.verdict)
         if self._is_ordered(request, walk, "serial"):
             await self._turn(request, walk)
-
-    def _expected(self, request: InferenceRequest, walk: Walk, counted: Sequence[Take]) -> tuple[int, int]:
-        """Tokens and nano-USD that it may use up, where a limit has to know: at the dearest place of its rule's split.
-
-        One token at least, and one nano-USD where it may come to a place with a price: a limit that is used up lets
-        nothing pass that may take of it, whatever it was expected to take.
-        """
-        kinds = {take.limit.kind for take in counted}
-        pool = self._pool(request, walk) if kinds & {"tokens", "usd"} else None
-        if pool is None:
-            return 1, 0
-        work = pool.work()
-        costs = self._costs(walk.rule, work) if walk.rule and "usd" in kinds else []
-        return max(1, work.input_tokens + work.output_tokens), max(costs, default=0)
-
-    def _costs(self, rule: Rule, work: Work) -> list[int]:
-        """What `work` will cost at each place that has a price; one that is fallen back to counts as the least."""
-        asked = [self._expected_nano_usd(target.place, work) for target in rule.split]
-        others = [self._expected_nano_usd(target.place, work) for target in rule.fallback]
-        return [max(1, cost) for cost in asked if cost is not None] + [1 for cost in others if cost is not None]
 
     def _is_ordered(self, request: InferenceRequest, walk: Walk, mode: str) -> bool:
         """Whether the request is put in order in this way."""
@@ -304,7 +285,8 @@ class Pipeline:
         task = self.tasks[request.task]
 
         def attempt(at: attempts.Try) -> Attempt:
-            walk.attempts.append(Attempt(request=request, task=task, plan=plan, step=at, on=self, work=walk.work))
+            work = walk.estimate.known if walk.estimate else None
+            walk.attempts.append(Attempt(request=request, task=task, plan=plan, step=at, on=self, work=work))
             return walk.attempts[-1]
 
         after_us = self._hedge_after_us(request, plan, step, walk)
@@ -334,52 +316,12 @@ class Pipeline:
 
     def plan(self, request: InferenceRequest, walk: Walk | None = None) -> Plan:
         """Where `request` goes now."""
-        state = routing.State(
-            why_not=self.why_not, loads=self.replica_loads, draw=self.draw, pool=self._pool(request, walk or Walk())
-        )
+        pool = (walk or Walk()).estimate_of(request, self).pool()
+        state = routing.State(why_not=self.why_not, loads=self.replica_loads, draw=self.draw, pool=pool)
         rules = self.rules.current()
         if walk is None or walk.rule is None:
             return routing.plan(rules, request, state)
         return routing.plan_by(walk.rule, rules.revision, request, state)
-
-    def _pool(self, request: InferenceRequest, walk: Walk) -> routing.Pool | None:
-        """What is asked where a strategy weighs the places of a generative request."""
-        form = self.tasks[request.task].contract.forms.get("openai")
-        if form is None:
-            return None
-
-        def asked() -> OpenAIPayload:
-            with contextlib.suppress(BackendError):  # an LLM cannot be asked this: the attempt at one will meet that
-                payload = form.payload(request.input)
-                if isinstance(payload, OpenAIPayload):
-                    return payload
-            return OpenAIPayload(body={})
-
-        def work() -> Work:
-            if walk.work is None:
-                walk.work = tokens.work_of(asked())
-            return walk.work
-
-        return routing.Pool(
-            option=lambda place: self._option(place, work()), work=work, prefix=lambda: tokens.prefix_of(asked())
-        )
-
-    def _option(self, place: Place, work: Work) -> Option:
-        backend = self.backends[place.backend]
-        return Option(
-            place=place,
-            standing=self.loads.standing(place, now_us=self.clock()),
-            engine=backend.engine_load(place.replica),
-            expected_nano_usd=self._expected_nano_usd(place, work),
-        )
-
-    def _expected_nano_usd(self, place: Place, work: Work) -> int | None:
-        """What `work` will cost there: by its price, or by what a token has cost of the server's time so far."""
-        if place.backend in self.usd_per_hour:
-            seen = self.loads.standing(place, now_us=self.clock()).nano_usd_per_token
-            return 0 if seen is None else int(seen * work.output_tokens)
-        price = self.prices.of(place.backend, place.model)
-        return None if price is None else cost.expected_nano_usd(price, work)
 
     def why_not(self, place: Place) -> str | None:
         """None where `place` may be tried now, else the reason."""

@@ -9,7 +9,7 @@ from gateway.core import strategies
 from gateway.core.replicas import Draw, two_choices
 from gateway.core.rules import Rule, RuleSet, Target
 from gateway.core.strategies import Option
-from gateway.core.types import InferenceRequest, OpenAIPayload, Place, Work
+from gateway.core.types import InferenceRequest, OpenAIPayload, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,10 @@ class Pool:
 
     Attributes:
         option: a place as they weigh it for this request.
-        work: what it will take.
         prefix: how its prompt begins (`core.tokens.prefix_of`). All are asked for only where somebody needs them.
     """
 
     option: Callable[[Place], Option]
-    work: Callable[[], Work]
     prefix: Callable[[], bytes]
 
 

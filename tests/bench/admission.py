@@ -62,6 +62,7 @@ class Cost(NamedTuple):
 
 def main(
     count: int = typer.Option(20_000, help="Admissions in each run."),
+    seed: int = typer.Option(0, help="Of what is drawn in the runs over 3 processes."),
     whole: bool = typer.Option(False, help="Also the runs over 3 processes of 4 workers: about three minutes."),
 ) -> None:
     """Measure; about two minutes."""
@@ -72,7 +73,7 @@ def main(
         console.print(uvloop.run(costs(server.url, count)))
     os.sched_setaffinity(0, set(cores))
     if whole:
-        asyncio.run(at_large(console))
+        asyncio.run(at_large(console, seed))
 
 
 async def costs(url: str, count: int) -> Table:
@@ -189,7 +190,7 @@ def shown(runs: list[Cost]) -> tuple[str, str, str, str]:
     return f"{cpu_us:.1f}", f"{calls:.2f}", f"{p50:.3f}", f"{p99:.3f}"
 
 
-async def at_large(console: Console) -> None:
+async def at_large(console: Console, seed: int) -> None:
     """3 processes of 4 workers: 10,000 requests under each kind of limit, and under 50 ordering keys, one killed."""
     with RedisServer() as server, tempfile.TemporaryDirectory() as temporary:
         client = connect(server.url)
@@ -197,11 +198,11 @@ async def at_large(console: Console) -> None:
             (Path(temporary) / name).mkdir()
         limits, order = Path(temporary) / "limits", Path(temporary) / "order"
         found = await limits_run(
-            limits, server.url, client, "limits:", workers=4, count=10_000, in_flight=64, amount=1000
+            limits, server.url, client, "limits:", workers=4, count=10_000, in_flight=64, amount=1000, seed=seed
         )
         for kind, line in found.items():
             console.print(f"{kind}: {line}")
-        console.print(await order_run(order, server.url, client, "order:", workers=4, names=50, each=200))
+        console.print(await order_run(order, server.url, client, "order:", workers=4, names=50, each=200, seed=seed))
         await client.aclose()
 
 

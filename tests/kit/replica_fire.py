@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -100,7 +100,9 @@ class Fire:
 
 
 @contextlib.asynccontextmanager
-async def fire(folder: Path, redis_port: int, client: Redis, prefix: str, *, workers: int, seed: int = 0):
+async def fire(
+    folder: Path, redis_port: int, client: Redis, prefix: str, *, workers: int, seed: int = 0
+) -> AsyncIterator[Fire]:
     """Three processes that are about to burn."""
     rounds = Rounds()
     async with contextlib.AsyncExitStack() as stack:

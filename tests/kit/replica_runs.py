@@ -144,11 +144,13 @@ async def offer(
     await passed.wait()
     first_us = (before, await redis_us(client))
     await offering
-    while True:
+    for _ in range(count):
         asked, hits = await redis_us(client), refusals[LIMITED]
         await one(count)
         if refusals[LIMITED] > hits:
             break
+    else:
+        raise AssertionError(f"{len(used)} passed, and none was refused")
     refused_us = (asked, await redis_us(client))
     refused, unsure = refusals.pop(LIMITED), refusals.pop("503 limits_unavailable", 0)
     assert not refusals, refusals
@@ -193,6 +195,7 @@ async def limits_run(
     count: int,
     in_flight: int,
     amount: int,
+    seed: int = 0,
 ) -> dict[str, str]:
     """Three processes, a key for each kind of limit, each asked for `count` requests; what was found of each.
 
@@ -216,7 +219,7 @@ async def limits_run(
         for kind in limits:
             began_s = time.monotonic()
             offered = await offer(
-                running, client, kind, count=count, in_flight=in_flight, is_whole=kind == "usd", seed=amount
+                running, client, kind, count=count, in_flight=in_flight, is_whole=kind == "usd", seed=seed
             )
             took_s = time.monotonic() - began_s
             told = await at_rest(client, prefix)

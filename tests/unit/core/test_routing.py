@@ -22,7 +22,7 @@ from gateway.core.rules import (
     rules_document,
 )
 from gateway.core.strategies import Option
-from gateway.core.types import Caller, InferenceRequest, OpenAIPayload, Place, Work
+from gateway.core.types import Caller, InferenceRequest, OpenAIPayload, Place
 
 A1 = {"backend": "triton", "model": "m", "version": "1"}
 A2 = {"backend": "triton", "model": "m", "version": "2"}
@@ -405,7 +405,7 @@ def pooled(rules, *, tokens: Mapping[str, int] = MappingProxyType({}), down: tup
         why_not=lambda place: "down" if str(place) in down else None,
         loads=lambda backend: dict.fromkeys(replicas, 0) if backend == "llm" else {},
         draw=lambda: 0.0,
-        pool=Pool(option=option, work=lambda: Work(input_tokens=1, output_tokens=1), prefix=lambda: b""),
+        pool=Pool(option=option, prefix=lambda: b""),
     )
     return plan(RuleSet(revision=7, rules=parse_rules(rules)), request(), state), asked
 
