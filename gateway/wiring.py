@@ -4,18 +4,14 @@ import contextlib
 import logging
 import os
 import random
-import socket
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from redis.asyncio import Redis
 from starlette.types import ASGIApp
 
 from gateway.admin.app import create_admin_app
@@ -32,13 +28,13 @@ from gateway.core.cost import PriceError, PriceTable, parse_prices
 from gateway.core.errors import Fault
 from gateway.core.loads import LoadBoard
 from gateway.core.rule_fields import RuleError
-from gateway.core.rules import Rule, RuleSet, check_prices, check_speech, parse_rules, unrouted
+from gateway.core.rules import Rule, check_prices, check_speech, parse_rules, unrouted
 from gateway.core.types import Caller, Place, Speech
 from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Admissions, Answers, Backend, EventLog, Leases, Observer, RuleSource, SequenceStore
+from gateway.ports import Backend, Observer
 from gateway.recall import Recalls
 from gateway.sequences import PinnedSequences
 from gateway.settings import (
@@ -49,28 +45,21 @@ from gateway.settings import (
     Settings,
     TaskSettings,
 )
-from gateway.stores.leases import MemoryLeases, RedisLeases
-from gateway.stores.memory import MAX_KEYS, MemoryRuleSource, MemorySequenceStore
-from gateway.stores.memory_admissions import MemoryAdmissions
-from gateway.stores.memory_answers import MemoryAnswers
-from gateway.stores.redis_admissions import RedisAdmissions
-from gateway.stores.redis_answers import RedisAnswers
 from gateway.stores.redis_deaths import RedisDeaths
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents
 from gateway.stores.redis_key_store import RedisKeyStore
 from gateway.stores.redis_keys import RedisKeys
-from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
-from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
-from gateway.stores.redis_script import connect
-from gateway.stores.redis_sequences import RedisSequenceStore
-from gateway.stores.redis_usage import RedisUsage, RedisUsageSource
+from gateway.stores.redis_outcomes import RedisOutcomes
+from gateway.stores.redis_rules import RedisRuleStore
+from gateway.stores.redis_usage import RedisUsageSource
 from gateway.tasks import CONTRACTS, SPEAKS
 from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
 from gateway.wiring_backends import open_backends
+from gateway.wiring_stores import monotonic_us, open_redis, open_stores, wall_us
 
 _log = logging.getLogger(__name__)
 
@@ -112,16 +101,6 @@ def rule_check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
     return check_rules
 
 
-def wall_us() -> int:
-    """Unix time in microseconds: limits by the day and month are calendar days and months."""
-    return time.time_ns() // 1000
-
-
-def monotonic_us() -> int:
-    """The process's clock."""
-    return time.monotonic_ns() // 1000
-
-
 @contextlib.asynccontextmanager
 async def data_plane(
     settings: Settings, registry: CollectorRegistry, *, is_draining: Callable[[], bool]
@@ -140,7 +119,7 @@ async def data_plane(
             observers.append(access_log)
         backends = await open_backends(settings, stack)
         prices = _prices(settings)
-        stores = await _stores(settings, stack)
+        stores = await open_stores(settings, stack, rule_check(settings))
         observers += stores.observers
         if missing := unrouted(stores.rules.current().rules, settings.tasks):
             # A stored set is older than the configuration's newest tasks; the file seeds an empty store only.
@@ -200,7 +179,7 @@ async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
         raise ConfigError(f"set the admin token in the environment variable {settings.server.admin_token_env}")
     check = rule_check(settings)
     async with AsyncExitStack() as stack:
-        client = _redis(settings)
+        client = open_redis(settings)
         stack.push_async_callback(client.aclose)
         rules = RedisRuleStore(client, settings.redis.prefix)
         servers = await _model_servers(settings, stack)
@@ -306,68 +285,6 @@ def _gate(settings: BackendSettings) -> Gate:
     return Gate(max_in_flight=settings.max_in_flight, max_queue_size=settings.max_queue_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stores:
-    """What workers share, or one of them keeps for itself."""
-
-    admissions: Admissions
-    rules: RuleSource
-    sequences: SequenceStore
-    leases: Leases
-    answers: Answers
-    keys: RedisKeys | None = None
-    events: EventLog | None = None
-    deaths: RedisDeaths | None = None
-    observers: Sequence[Observer] = ()
-
-
-async def _stores(settings: Settings, stack: AsyncExitStack) -> _Stores:
-    seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
-    if not settings.redis.url:
-        alone = settings.server.workers == 1
-        return _Stores(
-            admissions=MemoryAdmissions(wall_us),
-            rules=MemoryRuleSource(seed),
-            sequences=MemorySequenceStore(monotonic_us, max_keys=MAX_KEYS if alone else 0),
-            leases=MemoryLeases(monotonic_us),
-            answers=MemoryAnswers(monotonic_us, max_bytes=settings.recall.max_bytes),
-        )
-    client = _redis(settings)
-    stack.push_async_callback(client.aclose)
-    worker_id = f"{socket.gethostname()}-{os.getpid()}"
-    rules = RedisRuleSource(client, settings.redis.prefix, seed, rule_check(settings), worker_id)
-    stack.push_async_callback(rules.close)
-    await rules.start()
-    local = MemoryAdmissions(wall_us, workers=rules.live_workers, is_degraded=True)
-    admissions = RedisAdmissions(client, settings.redis.prefix, local, is_shared=_has_shared_limit(settings))
-    stack.push_async_callback(admissions.close)
-    admissions.start()
-    outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
-    stack.push_async_callback(outcomes.close)
-    outcomes.start()
-    usage = RedisUsage(client, settings.redis.prefix)
-    stack.push_async_callback(usage.close)
-    usage.start()
-    answers = RedisAnswers(client, settings.redis.prefix, max_bytes=settings.recall.max_bytes)
-    stack.push_async_callback(answers.close)
-    deaths = RedisDeaths(client, settings.redis.prefix)
-    stack.push_async_callback(deaths.close)
-    keys = RedisKeys(client, settings.redis.prefix, tuple(limit.limit() for limit in settings.limits))
-    stack.push_async_callback(keys.close)
-    await keys.start()
-    return _Stores(
-        observers=(outcomes, usage),
-        admissions=admissions,
-        rules=rules,
-        sequences=RedisSequenceStore(client, settings.redis.prefix),
-        leases=RedisLeases(client, settings.redis.prefix),
-        answers=answers,
-        events=RedisEvents(client, settings.redis.prefix),
-        deaths=deaths,
-        keys=keys,
-    )
-
-
 def _signing(settings: Settings, keys: RedisKeys | None) -> Signing | None:
     """What signs client tokens, the same in all workers; None where they share nothing to keep it in."""
     secret = settings.server.client_token_secret()
@@ -376,12 +293,6 @@ def _signing(settings: Settings, keys: RedisKeys | None) -> Signing | None:
     if not secret and settings.server.workers > 1:
         return None
     return KeptSecret(secret or os.urandom(32)).signing
-
-
-def _has_shared_limit(settings: Settings) -> bool:
-    """Whether a limit is shared by all tenants, so that their counters must lie together."""
-    limits = [*settings.limits, *(limit for key in settings.keys for limit in key.limits or ())]
-    return any(limit.shared_by == "all" for limit in limits)
 
 
 def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: BreakerBoard) -> None:
@@ -396,13 +307,6 @@ def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: B
             tritons[place.backend].died(place, fault)
 
     deaths.start(heard)
-
-
-def _redis(settings: Settings) -> Redis:
-    try:
-        return connect(settings.redis)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None  # its text names the field
 
 
 def _callers(settings: Settings) -> Mapping[str, Caller]:
@@ -423,4 +327,4 @@ def _models(settings: Settings) -> Mapping[str, str]:
     return names
 
 
-__all__ = ["configure_logging", "control_plane", "data_plane"]
+__all__ = ["configure_logging", "control_plane", "data_plane", "monotonic_us", "wall_us"]

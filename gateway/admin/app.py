@@ -25,9 +25,9 @@ from gateway.admin.models import (
 )
 from gateway.admin.problems import install_problems
 from gateway.admin.usage import usage_routes
+from gateway.admin_ports import KeyStore, RuleStore, UsageSource
 from gateway.core.errors import MalformedRequest, RevisionRequired, StaleRevision, UnknownRule
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document, unrouted
-from gateway.ports import KeyStore, RuleStore, UsageSource
 
 PREFIX = "/admin/v1"
 ATTEMPTS = 5  # of a PATCH that names no revision, against other writers

@@ -14,12 +14,12 @@ from dataclasses import replace
 from gateway.admin.deploy import STEPS, Deploy, Step
 from gateway.admin.fleet import Fleet
 from gateway.admin.rule_writer import RuleWriter, patiently
+from gateway.admin_ports import OutcomeSource
 from gateway.core.errors import GatewayError
 from gateway.core.models import Outcomes
 from gateway.core.rollout import Marks, RolloutError, names_version, restore, shape
 from gateway.core.rule_fields import RuleError
 from gateway.core.rules import Rule
-from gateway.ports import OutcomeSource
 
 TICK_S = 0.5
 MISSES = 3  # looks in a row at replicas that do not answer, or are not ready

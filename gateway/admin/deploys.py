@@ -17,10 +17,10 @@ from gateway.admin.deploy import Deploy, Pace, deploy_document, parse_deploy
 from gateway.admin.deploy_run import DeployRun
 from gateway.admin.fleet import READY, Fleet, Servers, cautions, everywhere, told, versions_of
 from gateway.admin.rule_writer import RuleWriter, patiently
+from gateway.admin_ports import DeployStore, OutcomeSource, RuleStore
 from gateway.core.errors import DeployConflict, Fault, RulesUnavailable, UnknownDeploy, UnknownModel
 from gateway.core.rollout import WHOLE
 from gateway.core.rules import Rule
-from gateway.ports import DeployStore, OutcomeSource, RuleStore
 
 RENEW_S = 2.5  # a quarter of what a claim lasts
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Header, Query, Response
 
 from gateway.admin.key_bodies import KeyChange, KeyIn, KeyMade, KeyOut, KeyRotation, KeysOut, key_out
+from gateway.admin_ports import KeyStore
 from gateway.core.errors import InvalidInput
 from gateway.core.keys import ID_BYTES, NAME, SALT_BYTES, SECRET_BYTES, ApiKey, new_id, new_secret, rotated
-from gateway.ports import KeyStore
 
 MAX_PAGE: Final = 500
 DEFAULT_PAGE: Final = 100

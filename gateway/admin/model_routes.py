@@ -41,12 +41,13 @@ from gateway.admin.model_bodies import (
     UnreachableOut,
     VersionOut,
 )
+from gateway.admin_ports import Events
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendBroke, Fault, UnknownModel
 from gateway.core.models import ModelFigures
 from gateway.core.rollout import WHOLE
 from gateway.core.types import Place
-from gateway.ports import Events, JsonObject
+from gateway.ports import JsonObject
 
 LOAD_S = 600.0  # large weights and a warm-up take minutes
 EVENTS = 200  # those kept in view of one model

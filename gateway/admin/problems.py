@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from gateway.core.error_forms import error_headers, problem_document
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -18,8 +19,6 @@ from gateway.core.errors import (
     MalformedRequest,
     MethodNotAllowed,
     NotFound,
-    error_headers,
-    problem_document,
 )
 from gateway.core.rule_fields import RuleError
 

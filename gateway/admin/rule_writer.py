@@ -6,9 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from gateway.admin_ports import RuleStore
 from gateway.core.errors import BackendBroke, RulesUnavailable, StaleRevision
 from gateway.core.rules import Rule, RuleSet
-from gateway.ports import RuleStore
 
 ATTEMPTS = 20  # against other writers
 AHEAD_S = 0.75  # more than the half second after which a worker looks by itself

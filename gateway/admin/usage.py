@@ -8,8 +8,8 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.admin_ports import UsageRow, UsageSource
 from gateway.core.errors import InvalidInput
-from gateway.ports import UsageRow, UsageSource
 
 MAX_DAYS: Final = 400  # as long as days are kept
 DIMENSIONS: Final = ("tenant", "task", "backend", "model", "day")

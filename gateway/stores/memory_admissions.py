@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.admissions import Ask, Book, Reply, Wanted, turn_late, verdict_of
+from gateway.core.errors import OrderingUnavailable
 from gateway.core.rate_limit import shared_out, spent_of
 from gateway.core.types import Verdict
 from gateway.ports import Clock
@@ -30,7 +31,9 @@ class MemoryAdmissions:
         self._turns: dict[str, asyncio.Event] = {}
 
     async def admit(self, wanted: Wanted) -> "MemoryAdmission":
-        """See `ports.Admissions`; here nothing is ever out of reach."""
+        """See `ports.Admissions`; out of reach are only those that order needs: the other workers."""
+        if wanted.ordering_key and not wanted.orders_alone and self._workers() > 1:
+            raise OrderingUnavailable("several workers need Redis to keep an order", field="x-ordering-key")
         return self.admitted(wanted)
 
     def admitted(self, wanted: Wanted) -> "MemoryAdmission":

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from gateway.core.answers import Claim, Found, Slot
+from gateway.core.errors import IdempotencyUnavailable
 from gateway.ports import ClaimEnd, Clock
 
 
@@ -84,9 +85,13 @@ class _Owner:
 
 
 class MemoryAnswers:
-    """See `ports.Answers`. An owner's answers of a kind have `max_bytes` in all."""
+    """See `ports.Answers`. An owner's answers of a kind have `max_bytes` in all.
 
-    def __init__(self, clock: Clock, *, max_bytes: int) -> None:
+    Where it does not stand alone, it keeps caches for its own process, and takes no idempotency keys.
+    """
+
+    def __init__(self, clock: Clock, *, max_bytes: int, stands_alone: bool = True) -> None:
+        self._stands_alone = stands_alone
         self._clock = clock
         self._max_bytes = max_bytes
         self._owners: dict[tuple[str, str], _Owner] = defaultdict(_Owner)  # by kind and owner
@@ -96,6 +101,8 @@ class MemoryAnswers:
 
     async def claim(self, claim: Claim, *, lease_us: int, max_age_us: int | None = None) -> Found:
         """See `ports.Answers`."""
+        if claim.slot.kind == "once" and not self._stands_alone:
+            raise IdempotencyUnavailable("several workers need Redis for idempotency keys", field="idempotency-key")
         slot, now_us = claim.slot, self._clock()
         kept = self._owners[slot.kind, slot.owner].kept.get(slot.name)
         if kept is not None and kept.until_us > now_us:

@@ -27,10 +27,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.admin_ports import Applied, WorkerState
 from gateway.core.errors import RulesUnavailable, StaleRevision
 from gateway.core.rule_fields import RuleError
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document
-from gateway.ports import Applied, WorkerState
 from gateway.stores.redis_script import UNREACHABLE, listen, load_script
 
 POLL_S = 0.5

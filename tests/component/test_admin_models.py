@@ -16,9 +16,9 @@ from gateway.admin.app import create_admin_app
 from gateway.admin.deploys import Deploys
 from gateway.admin.fleet import Servers
 from gateway.admin.model_routes import ModelPlane
+from gateway.admin_ports import Applied
 from gateway.core.errors import StaleRevision
 from gateway.core.rules import check_targets, parse_rules
-from gateway.ports import Applied
 from gateway.settings import Settings
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents

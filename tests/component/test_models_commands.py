@@ -17,9 +17,9 @@ from gateway.admin.app import create_admin_app
 from gateway.admin.deploys import Deploys
 from gateway.admin.fleet import Servers
 from gateway.admin.model_routes import ModelPlane
+from gateway.admin_ports import Applied
 from gateway.cli import models
 from gateway.core.rules import RuleSet, parse_rules
-from gateway.ports import Applied
 from tests.kit.model_server import ModelServerFake
 from tests.kit.redis import HOST, free_port
 

@@ -11,10 +11,10 @@ import yaml
 from typer.testing import CliRunner
 
 from gateway.admin.app import create_admin_app
+from gateway.admin_ports import Applied
 from gateway.cli.rules import app
 from gateway.core.errors import StaleRevision
 from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
-from gateway.ports import Applied
 from tests.kit.redis import HOST, free_port
 
 TOKEN = "admin-secret"  # noqa: S105 - made up here

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from gateway.__main__ import app as cli
 from gateway.admin.app import create_admin_app
+from gateway.admin_ports import UsageRow
 from gateway.core.errors import RulesUnavailable
-from gateway.ports import UsageRow
 from tests.kit.redis import HOST, free_port
 
 TOKEN = "admin-secret"  # noqa: S105 - made up here

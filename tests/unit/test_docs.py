@@ -14,7 +14,8 @@ from gateway.api.app import PATHS
 from gateway.api.errors import problem_body
 from gateway.api.oip import openapi as openapi_oip
 from gateway.core.admissions import refusal
-from gateway.core.errors import CLOSED_LIST, error_headers
+from gateway.core.error_forms import error_headers
+from gateway.core.errors import CLOSED_LIST
 from gateway.core.rules import parse_rules, unrouted
 from gateway.core.types import Limit, LimitState, Verdict
 from gateway.settings import Settings

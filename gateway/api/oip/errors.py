@@ -9,14 +9,8 @@ from typing import Final
 from starlette.responses import Response
 
 from gateway.api.headers import limit_headers
-from gateway.core.errors import (
-    BodyTooLarge,
-    GatewayError,
-    MalformedRequest,
-    UnsupportedByBackend,
-    UnsupportedMediaType,
-    error_headers,
-)
+from gateway.core.error_forms import error_headers
+from gateway.core.errors import BodyTooLarge, GatewayError, MalformedRequest, UnsupportedByBackend, UnsupportedMediaType
 from gateway.core.texts import replied
 from local_runtime.errors import ErrorCode, InferenceError, with_request_id
 from local_runtime.protocol.http_exchange import HttpError

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.api.errors import openai_error, problem
 from gateway.api.headers import go_duration, route_headers
+from gateway.core.error_forms import pointer, problem_document
 from gateway.core.errors import (
     CLOSED_LIST,
     BackendBroke,
@@ -17,8 +18,6 @@ from gateway.core.errors import (
     RateLimited,
     Unauthorized,
     UnknownModel,
-    pointer,
-    problem_document,
 )
 from gateway.core.types import Route
 

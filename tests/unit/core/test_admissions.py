@@ -19,7 +19,8 @@ from gateway.core.admissions import (
     turn_lost,
     verdict_of,
 )
-from gateway.core.errors import OrderingQueueFull, RateLimited, error_headers
+from gateway.core.error_forms import error_headers
+from gateway.core.errors import OrderingQueueFull, RateLimited
 from gateway.core.rate_limit import Take, counters, takes
 from gateway.core.types import Caller, Limit
 from tests.kit.limited import MINUTE, NOW, SECOND, concurrent, requests, tokens, usd

@@ -20,7 +20,8 @@ from gateway.core.attempts import (
     nobody,
     second_attempt,
 )
-from gateway.core.errors import Fault, FaultKind, error_headers
+from gateway.core.error_forms import error_headers
+from gateway.core.errors import Fault, FaultKind
 from gateway.core.routing import Plan
 from gateway.core.rules import Target
 from gateway.core.types import Place

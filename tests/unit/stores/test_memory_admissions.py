@@ -1,11 +1,12 @@
 """Admissions of one process: turns that are waited for, what is given back, and what it keeps in memory."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from gateway.core.admissions import Wanted
-from gateway.core.errors import DeadlineExceeded
+from gateway.core.errors import DeadlineExceeded, OrderingUnavailable
 from gateway.core.rate_limit import counters, takes
 from gateway.core.types import Caller, Limit
 from gateway.stores.memory_admissions import FORGET_EVERY, MemoryAdmission, MemoryAdmissions
@@ -152,3 +153,13 @@ async def test_what_it_keeps_is_bounded():
     own = admissions._book._owners["here"]
     assert 100 <= len(own.tats_us) <= FORGET_EVERY + 101
     assert not own.open
+
+
+async def test_several_workers_without_redis_share_a_limit_out_and_keep_no_order():
+    admissions = MemoryAdmissions(Clock(), workers=lambda: 2)
+    four = wanted(requests(4, "second"))
+    assert [(await admissions.admit(four)).verdict.allowed for _ in range(3)] == [True, True, False]
+    with pytest.raises(OrderingUnavailable, match="several workers need Redis"):
+        await admissions.admit(wanted(key="k"))
+    alone = await admissions.admit(replace(wanted(key="k"), orders_alone=True))
+    assert alone.verdict.ticket == 1

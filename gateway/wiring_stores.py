@@ -1,0 +1,118 @@
+"""The composition root's part for what workers share: Redis, or the memory of one of them."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from gateway.core.rules import Rule, RuleSet, parse_rules
+from gateway.ports import Admissions, Answers, EventLog, Leases, Observer, RuleSource, SequenceStore
+from gateway.settings import ConfigError, Settings
+from gateway.stores.leases import MemoryLeases, RedisLeases
+from gateway.stores.memory import MAX_KEYS, MemoryRuleSource, MemorySequenceStore
+from gateway.stores.memory_admissions import MemoryAdmissions
+from gateway.stores.memory_answers import MemoryAnswers
+from gateway.stores.redis_admissions import RedisAdmissions
+from gateway.stores.redis_answers import RedisAnswers
+from gateway.stores.redis_deaths import RedisDeaths
+from gateway.stores.redis_events import RedisEvents
+from gateway.stores.redis_keys import RedisKeys
+from gateway.stores.redis_outcomes import RedisOutcomeCounter
+from gateway.stores.redis_rules import RedisRuleSource
+from gateway.stores.redis_script import connect
+from gateway.stores.redis_sequences import RedisSequenceStore
+from gateway.stores.redis_usage import RedisUsage
+
+
+def wall_us() -> int:
+    """Unix time in microseconds: limits by the day and month are calendar days and months."""
+    return time.time_ns() // 1000
+
+
+def monotonic_us() -> int:
+    """The process's clock."""
+    return time.monotonic_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """What workers share, or one of them keeps for itself."""
+
+    admissions: Admissions
+    rules: RuleSource
+    sequences: SequenceStore
+    leases: Leases
+    answers: Answers
+    keys: RedisKeys | None = None
+    events: EventLog | None = None
+    deaths: RedisDeaths | None = None
+    observers: Sequence[Observer] = ()
+
+
+async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable[[Sequence[Rule]], None]) -> Stores:
+    """Those of one worker, following Redis where the settings name one; closed with `stack`.
+
+    `check` raises `RuleError` for rules that this worker cannot run.
+    """
+    seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
+    if not settings.redis.url:
+        workers = settings.server.workers
+        return Stores(
+            admissions=MemoryAdmissions(wall_us, workers=lambda: workers),
+            rules=MemoryRuleSource(seed),
+            sequences=MemorySequenceStore(monotonic_us, max_keys=MAX_KEYS if workers == 1 else 0),
+            leases=MemoryLeases(monotonic_us),
+            answers=MemoryAnswers(monotonic_us, max_bytes=settings.recall.max_bytes, stands_alone=workers == 1),
+        )
+    client = open_redis(settings)
+    stack.push_async_callback(client.aclose)
+    worker_id = f"{socket.gethostname()}-{os.getpid()}"
+    rules = RedisRuleSource(client, settings.redis.prefix, seed, check, worker_id)
+    stack.push_async_callback(rules.close)
+    await rules.start()
+    local = MemoryAdmissions(wall_us, workers=rules.live_workers, is_degraded=True)
+    admissions = RedisAdmissions(client, settings.redis.prefix, local, is_shared=_has_shared_limit(settings))
+    stack.push_async_callback(admissions.close)
+    admissions.start()
+    outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
+    stack.push_async_callback(outcomes.close)
+    outcomes.start()
+    usage = RedisUsage(client, settings.redis.prefix)
+    stack.push_async_callback(usage.close)
+    usage.start()
+    answers = RedisAnswers(client, settings.redis.prefix, max_bytes=settings.recall.max_bytes)
+    stack.push_async_callback(answers.close)
+    deaths = RedisDeaths(client, settings.redis.prefix)
+    stack.push_async_callback(deaths.close)
+    keys = RedisKeys(client, settings.redis.prefix, tuple(limit.limit() for limit in settings.limits))
+    stack.push_async_callback(keys.close)
+    await keys.start()
+    return Stores(
+        observers=(outcomes, usage),
+        admissions=admissions,
+        rules=rules,
+        sequences=RedisSequenceStore(client, settings.redis.prefix),
+        leases=RedisLeases(client, settings.redis.prefix),
+        answers=answers,
+        events=RedisEvents(client, settings.redis.prefix),
+        deaths=deaths,
+        keys=keys,
+    )
+
+
+def open_redis(settings: Settings) -> Redis:
+    """A client, not connected yet. Raises `ConfigError`."""
+    try:
+        return connect(settings.redis)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None  # its text names the field
+
+
+def _has_shared_limit(settings: Settings) -> bool:
+    """Whether a limit is shared by all tenants, so that their counters must lie together."""
+    limits = [*settings.limits, *(limit for key in settings.keys for limit in key.limits or ())]
+    return any(limit.shared_by == "all" for limit in limits)
