@@ -153,7 +153,9 @@ class Steps:
         since_s = asks[0].since_s if asks else now_s
         try:
             if calls:
-                async with asyncio.timeout(since_s + self._timeout_s - now_s):
+                # A worker that had no processor meanwhile must not take its own lateness for Redis's.
+                left_s = max(self._timeout_s / 5, since_s + self._timeout_s - now_s)
+                async with asyncio.timeout(left_s):
                     replies = await self._round_trip(calls)
                 self._told(calls, replies, now_s)
         except UNREACHABLE as error:

@@ -52,7 +52,7 @@ class Fire:
         draw = self.draw
         await asyncio.sleep(draw.random() * 0.04)  # callers think, or those that are refused would ask for ever
         replica = draw.choice(self.alive)
-        words = draw.choice(("", "", "", "", " status=500", " status=400", " cut"))
+        words = draw.choice([""] * 9 + [" status=500", " status=400", " cut"])
         text = prompt(f"fire-{number:04d}", used_in=draw.randrange(20), used_out=draw.randrange(1, 40))
         text += f" ms={draw.randrange(30)}{words}"
         name = draw.choice(("", "one", "two"))

@@ -52,12 +52,11 @@ class Rounds:
 
 @dataclass(slots=True, eq=False)
 class Execution:
-    """One request as the upstream had it: `mark` names it, the rest are the rounds of its beginning and its end."""
+    """One request as the upstream had it: `mark` names it, `began` and `ended` are rounds."""
 
     mark: str
     began: int
     ended: int = -1
-    is_left: bool = False
 
 
 class Workshop:
@@ -137,12 +136,12 @@ class _Bench(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._end(is_left=True)
+        self._end()
 
-    def _end(self, *, is_left: bool = False) -> None:
+    def _end(self) -> None:
         execution, self._execution = self._execution, None
         if execution is not None:
-            execution.ended, execution.is_left = self._of.rounds.see(), is_left
+            execution.ended = self._of.rounds.see()
             self._of.running -= 1
 
 
