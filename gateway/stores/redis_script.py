@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -25,6 +26,7 @@ UNREACHABLE = (RedisError, OSError)
 CONNECT_TIMEOUT_S: Final = 1.0
 PING_S: Final = 1.0
 DEAF_S: Final = 3.0  # a connection that answers no ping for so long is dead
+TURNS: Final = 8  # of the loop: an answer that has come takes three at most to be read, and one longer than usual more
 
 
 def connect(where: RedisSettings | str, *, max_connections: int = 32) -> Redis:
@@ -82,6 +84,31 @@ def _tls(settings: RedisSettings, *, is_tls: bool) -> dict[str, Any]:
         "ssl_cert_reqs": "required",
         "ssl_check_hostname": True,
     }
+
+
+@asynccontextmanager
+async def in_time(timeout_s: float) -> AsyncGenerator[None, None]:
+    """Raise `TimeoutError` where what is inside has not ended within `timeout_s`, and a few turns of the loop after it.
+
+    In these a loop that was held up reads what has come meanwhile, so that its own delay is not taken for Redis's: an
+    overloaded worker would lose its limits just then. A loop that is not held up makes them in no time.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as bound:
+        timer: asyncio.Handle
+
+        def late(turns_left: int) -> None:
+            nonlocal timer
+            if turns_left:
+                timer = loop.call_soon(late, turns_left - 1)
+            else:
+                bound.reschedule(loop.time())
+
+        timer = loop.call_later(timeout_s, late, TURNS)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 async def listen(client: Redis, channel: str, heard: Callable[[str], None]) -> None:

@@ -9,9 +9,10 @@ settlement is repeated until Redis has answered, or until its lease has given al
 """
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.core.admissions import Ask, Reply, Standing
 from gateway.core.rate_limit import Form, Row, Take, boundaries_us
-from gateway.stores.redis_script import UNREACHABLE, load_script
+from gateway.stores.redis_script import UNREACHABLE, in_time, load_script
 
 RETRY_AFTER_S = 1.0  # how long Redis is left alone after a failure
 MAX_TOGETHER: Final = 256  # steps in one round trip; bounds how long Redis is kept busy by one worker
@@ -76,7 +77,7 @@ class Steps:
     async def ask(self, ask: Ask) -> Answered | None:
         """Redis's answer; None where there is none within the bound. One whose caller leaves takes nothing."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(ask, loop.create_future(), loop.time())
+        waiting = _Waiting(ask, loop.create_future())
         self._asks.append(waiting)
         self._start()
         try:
@@ -99,22 +100,21 @@ class Steps:
             self._start()
 
     async def renew(self, admissions: Mapping[str, Sequence[str]]) -> tuple[dict[str, Standing], float]:
-        """Keep those of each owner for another lease: how they stand, as far as is told, and when Redis was asked."""
-        calls = [
-            _Call(owner, renewals=ids[i : i + MAX_TOGETHER])
-            for owner, ids in admissions.items()
-            for i in range(0, len(ids), MAX_TOGETHER)
-        ]
+        """Keep those of each owner for another lease: how they stand, as far as is told, and when Redis was asked.
+
+        However many they are, each round trip is a small one: its bound is for Redis, not for its size.
+        """
         sent_s, standings = asyncio.get_running_loop().time(), dict[str, Standing]()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                replies = await self._round_trip(calls)
+            for calls in _renewals(admissions):
+                async with in_time(self._timeout_s):
+                    replies = await self._round_trip(calls)
+                for call, reply in zip(calls, replies, strict=True):
+                    if not isinstance(reply, RedisError):
+                        self._hear(reply[1])
+                        standings.update(zip(call.renewals, map(Standing, reply[2]), strict=True))
         except UNREACHABLE:
-            return standings, sent_s
-        for call, reply in zip(calls, replies, strict=True):
-            if not isinstance(reply, RedisError):
-                self._hear(reply[1])
-                standings.update(zip(call.renewals, map(Standing, reply[2]), strict=True))
+            pass  # the others are due still
         return standings, sent_s
 
     async def close(self) -> None:
@@ -150,12 +150,9 @@ class Steps:
         settlements = [one for one in self._settlements[:MAX_TOGETHER] if one.until_s > now_s]
         del self._asks[:MAX_TOGETHER], self._settlements[:MAX_TOGETHER]
         calls = _by_owner(settlements, asks)
-        since_s = asks[0].since_s if asks else now_s
         try:
             if calls:
-                # A worker that had no processor meanwhile must not take its own lateness for Redis's.
-                left_s = max(self._timeout_s / 5, since_s + self._timeout_s - now_s)
-                async with asyncio.timeout(left_s):
+                async with in_time(self._timeout_s):
                     replies = await self._round_trip(calls)
                 self._told(calls, replies, now_s)
         except UNREACHABLE as error:
@@ -268,7 +265,6 @@ class _Waiting:
 
     ask: Ask
     answered: asyncio.Future[Answered | None]
-    since_s: float
 
     def answer(self, answered: Answered | None) -> bool:
         """Wake the caller; false where it has left."""
@@ -308,6 +304,14 @@ def _by_owner(settlements: Iterable[_Settlement], asks: Iterable[_Waiting]) -> l
         call = calls.get(owner) or calls.setdefault(owner, _Call(owner))
         call.asks.append(waiting)
     return list(calls.values())
+
+
+def _renewals(admissions: Mapping[str, Sequence[str]]) -> Iterator[list[_Call]]:
+    """The calls that renew them, in round trips of `MAX_TOGETHER` at most."""
+    each = ((owner, one) for owner, ids in admissions.items() for one in ids)
+    while some := list(itertools.islice(each, MAX_TOGETHER)):
+        groups = itertools.groupby(some, key=lambda owned: owned[0])
+        yield [_Call(owner, renewals=[one for _, one in group]) for owner, group in groups]
 
 
 def _reply(now_us: int, flat: Sequence[int]) -> Reply:

@@ -310,3 +310,51 @@ async def test_a_foreign_value_under_a_counters_name_is_not_quota(admissions, re
     await redis_client.set(f"{redis_prefix}adm:{{t}}:rate:key:k:requests:5/day:5", "garbage", px=60_000)
     (said,) = await admitted(admissions, FEW)
     assert (said.verdict.allowed, said.verdict.degraded, said.verdict.states[0].remaining) == (True, False, 4)
+
+
+# --- a busy worker --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [1, 2], ids=["before it is sent", "while it is under way"])
+async def test_a_worker_that_is_held_up_does_not_take_its_own_delay_for_redis_s(redis_client, redis_prefix, turns):
+    admissions = worker(redis_client, redis_prefix, timeout_s=0.25)
+    await admitted(admissions, PLENTY)
+    asked = asyncio.create_task(admissions.admit(wanted(PLENTY)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    time.sleep(0.4)  # noqa: ASYNC251 - the loop is what is held up
+    assert not (await asked).verdict.degraded
+    assert not admissions.is_degraded
+    await admissions.close()
+
+
+async def test_an_overloaded_worker_has_its_limits_from_redis(redis_client, redis_prefix):
+    admissions = worker(redis_client, redis_prefix, timeout_s=0.25)
+    await admitted(admissions, PLENTY)
+
+    async def request() -> bool:
+        admission = await admissions.admit(wanted(PLENTY))
+        time.sleep(0.002)  # noqa: ASYNC251 - its work: all of them together take longer than any may wait for Redis
+        return admission.verdict.degraded
+
+    assert not any(await asyncio.gather(*(request() for _ in range(300))))
+    await admissions.close()
+
+
+async def test_what_many_tenants_hold_is_renewed_in_small_round_trips(redis_client, redis_prefix, monkeypatch):
+    monkeypatch.setattr(redis_steps, "MAX_TOGETHER", 2)
+    admissions = worker(redis_client, redis_prefix, timeout_s=BOUND_S)
+    tenants = ["a", "a", "a", "b", "c"]
+    held = [await admissions.admit(replace(wanted(PLACES), tenant=tenant)) for tenant in tenants]
+    sizes, round_trip = [], admissions._steps._round_trip
+
+    async def seen(calls: Any) -> Any:
+        sizes.append(sum(len(call.renewals) for call in calls))
+        return await round_trip(calls)
+
+    monkeypatch.setattr(admissions._steps, "_round_trip", seen)
+    before_s = asyncio.get_running_loop().time()
+    await admissions._renew(held)
+    assert sizes == [2, 2, 1]
+    assert all(one.kept_s >= before_s for one in held)
+    await admissions.close()
