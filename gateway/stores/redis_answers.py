@@ -22,7 +22,7 @@ from gateway.core.answers import Claim, Found, Slot, State
 from gateway.core.errors import IdempotencyUnavailable
 from gateway.ports import ClaimEnd
 from gateway.stores.memory_answers import Waiters
-from gateway.stores.redis_script import UNREACHABLE, listen, load_script
+from gateway.stores.redis_script import UNREACHABLE, Lanes, listen, load_script
 
 MAX_CONNECTIONS: Final = 8  # at once; the client's others are for limits and rules, and one beyond them is an error
 PAUSE_S: Final = 1.0  # after a failure of Redis
@@ -32,14 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 class RedisAnswers:
-    """See `ports.Answers`. No operation waits longer than `timeout_s`."""
+    """See `ports.Answers`. No operation has longer than `timeout_s` for Redis."""
 
     def __init__(self, client: Redis, prefix: str, *, max_bytes: int, timeout_s: float = 0.4) -> None:
         self._client = client
         self._prefix = prefix
         self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
-        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._lanes = Lanes(MAX_CONNECTIONS, timeout_s)
         self._claim = load_script("claim_answer")
         self._renew = load_script("renew_answer")
         self._end = load_script("end_answer")
@@ -123,7 +122,7 @@ class RedisAnswers:
     async def _bounded(self) -> AsyncIterator[None]:
         """Bound one operation, and tell its failures in our own words; what is stored there may be anybody's."""
         try:
-            async with asyncio.timeout(self._timeout_s), self._connections:
+            async with self._lanes.one():
                 yield
         except (*UNREACHABLE, LookupError, ValueError, TypeError) as error:
             raise IdempotencyUnavailable("the store that keeps answers does not answer") from error

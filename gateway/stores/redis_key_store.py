@@ -1,6 +1,5 @@
 """The control plane's side of the API keys that were made at run time; see `redis_keys` for where they lie."""
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -14,7 +13,7 @@ from redis.asyncio import Redis
 from gateway.core.errors import RulesUnavailable, StaleRevision, TooManyKeys, UnknownKey
 from gateway.core.keys import ApiKey, KeyFault, key_document
 from gateway.stores.redis_keys import KeyNames, parsed, text_of
-from gateway.stores.redis_script import UNREACHABLE, load_script
+from gateway.stores.redis_script import UNREACHABLE, in_time, load_script
 
 MAX_KEYS: Final = 100_000
 ATTEMPTS: Final = 5  # of a change that names no revision, against other writers
@@ -126,7 +125,7 @@ class RedisKeyStore:
     @contextlib.asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with in_time(self._timeout_s):
                 yield
         except UNREACHABLE as error:
             raise RulesUnavailable("the store of keys does not answer") from error

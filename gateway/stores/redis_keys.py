@@ -30,7 +30,7 @@ from redis.asyncio import Redis
 from gateway.core.errors import KeysUnavailable
 from gateway.core.keys import ApiKey, KeyFault, KnownKey, caller_of, parse_key
 from gateway.core.types import Limit
-from gateway.stores.redis_script import UNREACHABLE, listen
+from gateway.stores.redis_script import UNREACHABLE, in_time, listen
 
 POLL_S: Final = 0.5
 UNKNOWN_S: Final = 1.0  # for so long an id that was not there is not asked for again
@@ -157,7 +157,7 @@ class RedisKeys:
 
     async def _read(self, ids: list[str]) -> dict[str, _Entry | None]:
         epoch = self._epoch
-        async with asyncio.timeout(self._timeout_s):
+        async with in_time(self._timeout_s):
             texts = await self._client.hmget(self._names.all, ids)
         now_s = self._contact_s = time.monotonic()
         entries: dict[str, _Entry | None] = {}
@@ -227,7 +227,7 @@ class RedisKeys:
     async def _poll(self) -> None:
         """Read the revision; where it is not the one known, no key is trusted any more until it was read anew."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with in_time(self._timeout_s):
                 revision, signing = await self._client.mget(self._names.revision, self._names.signing)
                 if signing is None:
                     ours = self._signing.decode() if self._signing else secrets.token_hex(32)

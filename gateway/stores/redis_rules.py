@@ -31,7 +31,7 @@ from gateway.admin_ports import Applied, WorkerState
 from gateway.core.errors import RulesUnavailable, StaleRevision
 from gateway.core.rule_fields import RuleError
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document
-from gateway.stores.redis_script import UNREACHABLE, listen, load_script
+from gateway.stores.redis_script import UNREACHABLE, in_time, listen, load_script
 
 POLL_S = 0.5
 REPORT_TTL_MS = 5000
@@ -108,7 +108,7 @@ class RedisRuleSource:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         with contextlib.suppress(*UNREACHABLE):
-            async with asyncio.timeout(self._timeout_s):
+            async with in_time(self._timeout_s):
                 await self._client.delete(f"{self._prefix}{_RULES}:worker:{self._id}")
 
     async def _forever(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -137,7 +137,7 @@ class RedisRuleSource:
     async def _refresh(self) -> None:
         """Read the rules and report, in one round trip; take the rules if they are others than before."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with in_time(self._timeout_s):
                 stored = await self._read_and_report()
                 if stored == _NOTHING:
                     await self._seed()
@@ -281,7 +281,7 @@ class RedisRuleStore:
     @contextlib.asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with in_time(self._timeout_s):
                 yield
         except UNREACHABLE as error:
             raise RulesUnavailable("the rule store does not answer") from error

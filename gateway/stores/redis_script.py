@@ -111,6 +111,32 @@ async def in_time(timeout_s: float) -> AsyncGenerator[None, None]:
             timer.cancel()
 
 
+class Lanes:
+    """So many operations at a time, each `in_time`; others wait for them, and fail with the first one that fails.
+
+    So none waits for Redis twice, and what a worker's own work delays is not taken for Redis's doing.
+    """
+
+    def __init__(self, at_once: int, timeout_s: float) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._timeout_s = timeout_s
+        self._failures = 0
+
+    @asynccontextmanager
+    async def one(self) -> AsyncGenerator[None, None]:
+        """Raises `UNREACHABLE`."""
+        failures = self._failures
+        async with self._free:
+            if self._failures != failures:
+                raise RedisConnectionError("it has not answered the one before")
+            try:
+                async with in_time(self._timeout_s):
+                    yield
+            except UNREACHABLE:
+                self._failures += 1
+                raise
+
+
 async def listen(client: Redis, channel: str, heard: Callable[[str], None]) -> None:
     """Call `heard` with each message on a channel, until the connection is dead or hung; then raise `UNREACHABLE`.
 

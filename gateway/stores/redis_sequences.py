@@ -7,7 +7,6 @@ Layout, all under one prefix and in one slot of a Redis Cluster, since a pin and
 Both expire by themselves. Each operation is one script, so one round trip.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,19 +17,18 @@ from redis.asyncio import Redis
 from gateway.core.errors import SequencesUnavailable
 from gateway.core.sequences import Pin
 from gateway.core.types import Place
-from gateway.stores.redis_script import UNREACHABLE, load_script
+from gateway.stores.redis_script import UNREACHABLE, Lanes, load_script
 
 MAX_CONNECTIONS = 8  # at once; the client's others are for limits and rules, and one beyond them is an error
 
 
 class RedisSequenceStore:
-    """`SequenceStore` over Redis, by its clock. No operation waits longer than `timeout_s`."""
+    """`SequenceStore` over Redis, by its clock. No operation has longer than `timeout_s` for Redis."""
 
     def __init__(self, client: Redis, prefix: str, *, timeout_s: float = 0.4) -> None:
         self._client = client
         self._prefix = f"{prefix}sequence:{{all}}:"
-        self._timeout_s = timeout_s
-        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._lanes = Lanes(MAX_CONNECTIONS, timeout_s)
         self._find = load_script("find_sequence")
         self._pin = load_script("pin_sequence")
         self._close = load_script("close_sequence")
@@ -70,7 +68,7 @@ class RedisSequenceStore:
     async def _bounded(self) -> AsyncIterator[None]:
         """Bound one operation, and tell its failures in our own words; what is stored there may be anybody's."""
         try:
-            async with asyncio.timeout(self._timeout_s), self._connections:
+            async with self._lanes.one():
                 yield
         except (*UNREACHABLE, ValueError, TypeError) as error:
             raise SequencesUnavailable("the store that says where sequences live does not answer") from error
