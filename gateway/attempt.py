@@ -1,7 +1,7 @@
 """One attempt of a request: at one place, from the gate before it to the end of its answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -88,6 +88,10 @@ class Plane(Protocol):
         ...
 
 
+def _nothing() -> None:
+    """It may be sent."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """A request at one place, and what has become known of it so far.
@@ -100,6 +104,7 @@ class Attempt:
         is_sent / has_begun / has_failed: the backend has the request; a part of its answer has come; it failed.
         is_turned_away: it failed before the place had any work with it.
         work: what a generative request will take, where the choice of the place or a queue had to know it.
+        check: called right before it is sent; raises the `GatewayError` for which it must not be any more.
     """
 
     request: InferenceRequest
@@ -108,6 +113,7 @@ class Attempt:
     step: attempts.Try
     on: Plane
     work: Work | None = None
+    check: Callable[[], None] = _nothing
     backend_us: int = 0
     gate_us: int = 0
     queue_us: int | None = None
@@ -144,6 +150,7 @@ class Attempt:
             entered_us = clock()
             try:
                 call = await self._call(form)
+                self.check()
                 # What comes whole has begun when it ends: the backend's own bound does. A stream may go on for longer.
                 begin_by_us = asked_us + step.begin_within_us if call.payload.stream else None
                 end_by_us = asked_us + (step.timeout_us if call.payload.stream else step.begin_within_us)

@@ -87,10 +87,10 @@ class Walk:
         """The answer that is given again."""
         return None if self.recall is None else self.recall.found
 
-    @property
-    def has_lost_its_turn(self) -> bool:
-        """Whether another may be at its place in the order by now."""
-        return self.admission is not None and self.admission.is_lost
+    def check_turn(self) -> None:
+        """Raise the `GatewayError` where another may be at its place in the order by now."""
+        if self.admission is not None and self.admission.is_lost:
+            raise turn_lost()
 
     @property
     def last(self) -> Attempt | None:
@@ -225,8 +225,7 @@ class Pipeline:
             try:
                 async with aclosing(self._in_order(request, walk, self._parts(request, plan, step, walk))) as parts:
                     async for part in parts:
-                        if walk.has_lost_its_turn:
-                            raise turn_lost()
+                        walk.check_turn()
                         if walk.route is None:
                             walk.won = walk.won or walk.attempts[-1]
                             walk.route = _route(plan, walk.won, walk)
@@ -258,8 +257,7 @@ class Pipeline:
             )
             if isinstance(step, attempts.GiveUp):
                 raise step.error
-            if walk.has_lost_its_turn:
-                raise turn_lost()
+            walk.check_turn()
             if not walk.faults:
                 return step
             if step.pause_us:
@@ -286,8 +284,9 @@ class Pipeline:
 
         def attempt(at: attempts.Try) -> Attempt:
             work = walk.estimate.known if walk.estimate else None
-            walk.attempts.append(Attempt(request=request, task=task, plan=plan, step=at, on=self, work=work))
-            return walk.attempts[-1]
+            made = Attempt(request=request, task=task, plan=plan, step=at, on=self, work=work, check=walk.check_turn)
+            walk.attempts.append(made)
+            return made
 
         after_us = self._hedge_after_us(request, plan, step, walk)
         if after_us is None:
