@@ -140,10 +140,12 @@ class Book:
         """Take everything, or nothing. Also returns the admissions whose turn has come meanwhile.
 
         A counter that is taken of twice counts twice, each time on top of the take before. One that is under way with
-        this id already, as after an ask whose answer was lost, is given back before.
+        this id already, as after an ask whose answer was lost, keeps what it has, its place in the order above all.
         """
         own = self._owners.setdefault(ask.owner, _Owner())
-        woken = self._sweep(own, now_us, again=ask.id)
+        woken = self._sweep(own, now_us)
+        if ask.id in own.open:
+            return self._again(own, ask, now_us), woken
         rows, after = [], dict[str, Row]()
         for take in ask.takes:
             before = after.get(take.key)
@@ -165,6 +167,15 @@ class Book:
             own.open[ask.id] = _Open(until_us=now_us + self._lease_us, held=held, untils_us=untils_us, queue=ask.queue)
         ahead = len(own.queues[ask.queue]) - 1 if ask.queue else 0
         return Reply(admitted=True, now_us=now_us, rows=tuple(rows), ticket=ticket, ahead=ahead), woken
+
+    def _again(self, own: _Owner, ask: Ask, now_us: int) -> Reply:
+        """What is said of one that is under way."""
+        own.open[ask.id].until_us = now_us + self._lease_us
+        stored = [_stored(own, take, now_us) for take in ask.takes]
+        rows = tuple([Row(passed=True, value=value, until_us=until_us) for value, until_us in stored])
+        line = own.queues.get(ask.queue, OrderedDict())
+        ahead = list(line).index(ask.id) if ask.queue else 0
+        return Reply(admitted=True, now_us=now_us, rows=rows, ticket=line.get(ask.id, 0), ahead=ahead)
 
     def settle(self, owner: str, admission: str, spent: Sequence[int], *, now_us: int) -> tuple[str, ...]:
         """It has ended: `spent` is put in the stead of each held take's cost, in their order.
@@ -199,10 +210,8 @@ class Book:
             for queue in [one for one in own.numbers if one not in own.queues][:too_many] if too_many else ():
                 del own.numbers[queue]
 
-    def _sweep(self, own: _Owner, now_us: int, *, again: str = "", at_once: int = SWEPT_AT_ONCE) -> tuple[str, ...]:
+    def _sweep(self, own: _Owner, now_us: int, *, at_once: int = SWEPT_AT_ONCE) -> tuple[str, ...]:
         names = [] if self._lease_us == NEVER_US else _late(own, now_us)[:at_once]
-        if again in own.open and again not in names:
-            names.append(again)
         woken: list[str] = []
         for name in names:
             woken += self._give_back(own, name, [0] * len(own.open[name].held), now_us)

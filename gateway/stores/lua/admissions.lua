@@ -249,14 +249,31 @@ local function hold(id, takes, queue)
   end
 end
 
+-- One that is under way with this id already keeps what it has: its ask was repeated, as its answer was lost.
+local function again(id, n, has_queue)
+  local said = { 1, 0, 0, 0 }
+  for i = 1, n do
+    local take = take_of()
+    said[3 * i + 2], said[3 * i + 3], said[3 * i + 4] = 1, stored(take), take.ends
+  end
+  if has_queue then
+    local queue = take_key()
+    take_key()
+    said[2] = tonumber(redis.call('ZSCORE', queue, id) or '') or 0
+    said[3] = redis.call('ZRANK', queue, id) or 0
+  end
+  keep(id)
+  return said
+end
+
 local function admit()
   local id, n, queue_bound = take_arg(), tonumber(take_arg()), tonumber(take_arg())
   local turns, takes, after, said = {}, {}, {}, { 1, 0, 0, 0 }
   sweep(SWEPT_AT_ONCE, turns)
-  if redis.call('HEXISTS', held, id) == 1 then
-    give_back(id, {}, turns)
-  end
   wake(turns)
+  if redis.call('HEXISTS', held, id) == 1 then
+    return again(id, n, queue_bound)
+  end
   for i = 1, n do
     local take = take_of()
     local value = after[take.key] or stored(take)

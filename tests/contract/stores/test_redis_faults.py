@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.core.admissions import LEASE_US, RENEW_US, Wanted
-from gateway.core.errors import LimitsUnavailable, OrderingUnavailable
+from gateway.core.errors import DeadlineExceeded, LimitsUnavailable, OrderingUnavailable
 from gateway.core.rate_limit import counters, takes
 from gateway.core.types import Caller, Limit
 from gateway.ports import Admission
@@ -310,6 +310,25 @@ async def test_a_foreign_value_under_a_counters_name_is_not_quota(admissions, re
     await redis_client.set(f"{redis_prefix}adm:{{t}}:rate:key:k:requests:5/day:5", "garbage", px=60_000)
     (said,) = await admitted(admissions, FEW)
     assert (said.verdict.allowed, said.verdict.degraded, said.verdict.states[0].remaining) == (True, False, 4)
+
+
+async def test_asks_that_are_sent_again_wake_nobody_before_its_turn(switch, admissions, redis_client, redis_prefix):
+    await restored(admissions)
+    await until_async(lambda: _is_heard(redis_client, redis_prefix))
+    for _ in range(5):
+        switch.cut_after(1, b"EVALSHA")
+        first, *others = await asyncio.gather(*(admissions.admit(wanted(ordering_key="o")) for _ in range(3)))
+        await first.turn(within_us=0)
+        for other in others:
+            with pytest.raises(DeadlineExceeded):
+                await other.turn(within_us=50_000)
+        for one in (first, *others):
+            one.settle(tokens=0, nano_usd=0)
+
+
+async def _is_heard(client: Any, prefix: str) -> bool:
+    """Whether a worker hears of turns."""
+    return bool(await client.pubsub_channels(f"{prefix}turn:*"))
 
 
 # --- a busy worker --------------------------------------------------------------------------------

@@ -158,12 +158,18 @@ def test_of_many_dead_the_oldest_go_first_so_many_at_once():
     assert desk.woken[-1] == "live:1"
 
 
-def test_an_ask_that_comes_again_is_given_back_before():
+def test_an_ask_that_comes_again_keeps_what_it_has():
     desk = Desk()
-    places = taken(concurrent(1))
-    assert desk.admit("w:1", *places, queue="a").ticket == 1
-    again = desk.admit("w:1", *places, queue="a")
-    assert (again.admitted, again.ticket, again.ahead, again.rows[0].value) == (True, 2, 0, 1)
+    wanted = taken(concurrent(2), tokens(60), cost=1)
+    asked = [desk.admit(f"w:{number}", *wanted, queue="a") for number in (1, 2)]
+    desk.now_us += LEASE - 1
+    for number, first in enumerate(asked, 1):
+        again = desk.admit(f"w:{number}", *wanted, queue="a")
+        assert (again.admitted, again.ticket, again.ahead) == (True, first.ticket, first.ahead)
+        assert again.rows[0].value == 2
+    assert desk.woken == []
+    desk.now_us += LEASE - 1
+    assert desk.renew("w:1", "w:2") == [Standing.FIRST, Standing.HELD]
 
 
 def test_a_process_that_cannot_outlive_itself_needs_no_leases():

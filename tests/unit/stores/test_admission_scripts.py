@@ -134,10 +134,10 @@ class Player:
     def come(self, coming: Any) -> list[Ask]:
         asks = []
         for owner, taken, queue, bound, is_again in coming:
-            again = [ask.id for ask in self.asks[-3:] if ask.owner == owner and is_again]
-            name = again[0] if again else f"w:{next(self.count)}"
-            if name not in [ask.id for ask in asks]:
-                asks.append(Ask(id=name, owner=owner, takes=tuple(taken), queue=queue, queue_bound=bound))
+            again = [ask for ask in self.asks[-3:] if ask.owner == owner and is_again and ask not in asks]
+            name = f"w:{next(self.count)}"
+            ask = Ask(id=name, owner=owner, takes=tuple(taken), queue=queue, queue_bound=bound)
+            asks.append(again[0] if again else ask)
         return asks
 
     async def renew(self, renewed: Any) -> None:
