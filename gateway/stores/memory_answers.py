@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from gateway.core.answers import Claim, Found, Slot
+from gateway.core.answers import Claim, Found, Slot, room_of
 from gateway.core.errors import IdempotencyUnavailable
 from gateway.ports import ClaimEnd, Clock
 
@@ -68,20 +68,20 @@ class _Owner:
     def keep(self, name: str, kept: _Kept, *, max_bytes: int) -> None:
         """Keep it, if it is not too large by itself; what has ended goes, and so do those that end first."""
         self.forget(name)
-        while self._ends and (self._ends[0][0] <= kept.kept_us or self.total + len(kept.answer) > max_bytes):
+        while self._ends and (self._ends[0][0] <= kept.kept_us or self.total + room_of(kept.answer) > max_bytes):
             until_us, first = heapq.heappop(self._ends)
             if first in self.kept and self.kept[first].until_us == until_us:
                 self.forget(first)
-        if len(kept.answer) <= max_bytes:
+        if room_of(kept.answer) <= max_bytes:
             self.kept[name] = kept
-            self.total += len(kept.answer)
+            self.total += room_of(kept.answer)
             heapq.heappush(self._ends, (kept.until_us, name))
 
     def forget(self, name: str) -> None:
         """Nothing where it is not there."""
         kept = self.kept.pop(name, None)
         if kept is not None:
-            self.total -= len(kept.answer)
+            self.total -= room_of(kept.answer)
 
 
 class MemoryAnswers:

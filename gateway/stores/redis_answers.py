@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from gateway.core.answers import Claim, Found, Slot, State
+from gateway.core.answers import Claim, Found, Slot, State, room_of
 from gateway.core.errors import IdempotencyUnavailable
 from gateway.ports import ClaimEnd
 from gateway.stores.memory_answers import Waiters
@@ -63,7 +63,8 @@ class RedisAnswers:
     async def keep(self, claim: Claim, answer: bytes, *, for_us: int) -> bool:
         """See `ports.Answers`."""
         slot = claim.slot
-        kept = [slot.name, claim.fingerprint, answer, _ms(for_us), self._max_bytes, self._of(slot) + "kept:"]
+        room = [room_of(answer), self._max_bytes]
+        kept = [slot.name, claim.fingerprint, answer, _ms(for_us), *room, self._of(slot) + "kept:"]
         return await self._ended(claim, kept)
 
     async def release(self, claim: Claim) -> None:

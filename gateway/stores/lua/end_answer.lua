@@ -4,7 +4,8 @@
 -- KEYS[3] the owner's index: a sorted set of its slots' names by the end of their answers (ms)
 -- KEYS[4] a hash of their sizes by name, and of `total`, which is no slot's name
 -- ARGV    the claim's "<by> <fingerprint>", channel, the slot for the channel; and to keep an answer: its name, the
---         fingerprint, the answer, for how long (ms), the owner's bound (bytes), what the keys of its answers begin with
+--         fingerprint, the answer, for how long (ms), how much room it takes and the owner's bound (bytes), what the
+--         keys of its answers begin with
 -- Returns 1, or 0 where the claim is no longer the slot's
 --
 -- The keys of answers that make room are made here: all of an owner's keys are in one slot of a cluster.
@@ -22,13 +23,13 @@ local function forget(name)
   local size = tonumber(redis.call('HGET', KEYS[4], name) or '0')
   redis.call('HDEL', KEYS[4], name)
   redis.call('ZREM', KEYS[3], name)
-  redis.call('DEL', ARGV[9] .. name)
+  redis.call('DEL', ARGV[10] .. name)
   return redis.call('HINCRBY', KEYS[4], 'total', 0 - size)
 end
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local name, ttl, bound, size = ARGV[4], tonumber(ARGV[7]), tonumber(ARGV[8]), #ARGV[6]
+local name, ttl, bound, size = ARGV[4], tonumber(ARGV[7]), tonumber(ARGV[9]), tonumber(ARGV[8])
 local total = forget(name)
 for _, ended in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 100)) do
   total = forget(ended)

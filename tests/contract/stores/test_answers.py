@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from gateway.core.answers import Claim, Found, Slot
+from gateway.core.answers import AROUND_BYTES, Claim, Found, Slot
 from gateway.core.errors import IdempotencyUnavailable
 from gateway.ports import Answers
 from gateway.stores.memory_answers import MemoryAnswers
@@ -22,7 +22,7 @@ LEASE = 10 * SECOND
 SLOT = Slot(kind="once", owner="t1", name="aa")
 FIRST = Claim(slot=SLOT, by="one:1", fingerprint="ff")
 SECOND_ONE = Claim(slot=SLOT, by="two:1", fingerprint="ff")
-ROOM = 1000
+ROOM = 10_000
 
 
 @pytest.fixture(params=["memory", "redis", "cluster"])
@@ -132,10 +132,10 @@ async def test_owners_kinds_and_names_do_not_see_each_other(answers: Answers) ->
 
 
 async def test_what_ends_first_makes_room(answers: Answers) -> None:
-    await kept(answers, at("long"), 400, for_us=600 * SECOND)
-    await kept(answers, at("brief"), 400, for_us=100 * SECOND)
-    await kept(answers, at("elsewhere", kind="cache"), 900, for_us=SECOND)
-    await kept(answers, at("new"), 400, for_us=50 * SECOND)
+    await kept(answers, at("long"), 4000, for_us=600 * SECOND)
+    await kept(answers, at("brief"), 4000, for_us=100 * SECOND)
+    await kept(answers, at("elsewhere", kind="cache"), 9000, for_us=SECOND)
+    await kept(answers, at("new"), 4000, for_us=50 * SECOND)
 
     states = {name: await state(answers, replace(at(name), by="y:1")) for name in ("long", "brief", "new")}
 
@@ -144,15 +144,15 @@ async def test_what_ends_first_makes_room(answers: Answers) -> None:
 
 
 async def test_the_same_answer_made_anew_counts_once(answers: Answers) -> None:
-    await kept(answers, at("other"), 500, for_us=10 * SECOND)
+    await kept(answers, at("other"), 4000, for_us=10 * SECOND)
     for _ in range(5):
         assert await state(answers, FIRST, max_age_us=-1) == "fresh"
-        assert await answers.keep(FIRST, b"k" * 500, for_us=60 * SECOND)
+        assert await answers.keep(FIRST, b"k" * 4000, for_us=60 * SECOND)
     assert await state(answers, replace(at("other"), by="y:1")) == "kept"
 
 
 async def test_an_answer_larger_than_all_room_is_not_kept(answers: Answers) -> None:
-    await kept(answers, at("huge"), ROOM + 1)
+    await kept(answers, at("huge"), ROOM - AROUND_BYTES + 1)
     assert await state(answers, at("huge")) == "fresh"
 
 
@@ -211,7 +211,20 @@ async def test_what_expired_by_itself_is_counted_no_longer(redis_client: Redis, 
     await until_async(lambda: _is(store, at("gone"), "fresh"))
     await kept(store, at("aa"), 300)
     sizes = await redis_client.hgetall(f"{redis_prefix}answers:{{t1}}:once:sizes")
-    assert sizes == {b"aa": b"300", b"total": b"300"}
+    room = b"%d" % (300 + AROUND_BYTES)
+    assert sizes == {b"aa": room, b"total": room}
+
+
+async def test_small_answers_take_no_more_memory_than_their_bound(redis_client: Redis, redis_prefix: str) -> None:
+    bound = 500_000
+    store = RedisAnswers(redis_client, redis_prefix, max_bytes=bound, timeout_s=5)
+    for number in range(600):
+        claim = Claim(slot=replace(SLOT, name=f"{number:064x}"), by="x:1", fingerprint="f" * 64)
+        await kept(store, claim, 150)
+    taken = [
+        await redis_client.memory_usage(key, samples=0) async for key in redis_client.scan_iter(f"{redis_prefix}*")
+    ]
+    assert bound / 2 < sum(taken) < bound
 
 
 async def test_a_redis_that_is_gone_or_holds_something_else_is_told_in_our_words(redis_prefix: str) -> None:
