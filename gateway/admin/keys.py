@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from gateway.admin.key_bodies import KeyChange, KeyIn, KeyMade, KeyOut, KeyRotation, KeysOut, key_out
 from gateway.admin_ports import KeyStore
+from gateway.core.error_forms import pointer
 from gateway.core.errors import InvalidInput
 from gateway.core.keys import ID_BYTES, NAME, SALT_BYTES, SECRET_BYTES, ApiKey, new_id, new_secret, rotated
 
@@ -126,10 +127,12 @@ def _fields(body: KeyChange, tasks: Collection[str]) -> dict[str, Any]:
     if "expires_at" in given:
         expires = given["expires_at"]
         fields["expires_s"] = None if expires is None else _instant_s(expires.timestamp())
-    for i, task in enumerate(fields.get("tasks") or ()):
+    field = "scopes" if "scopes" in given else "tasks"
+    named = [(f"{field}.{i}", task) for i, task in enumerate(fields.get("tasks") or ())]
+    named += [(f"limits.{i}.task", limit.task) for i, limit in enumerate(given.get("limits") or ()) if limit.task]
+    for place, task in named:
         if task not in tasks:
-            field = "scopes" if "scopes" in given else "tasks"
-            raise InvalidInput(f"#/{field}/{i}: there is no task '{task}'"[:300], field=f"{field}.{i}")
+            raise InvalidInput(f"{pointer(place)}: there is no task '{task}'"[:300], field=place)
     return fields
 
 

@@ -21,6 +21,7 @@ from gateway.core.errors import (
     NotFound,
 )
 from gateway.core.rule_fields import RuleError
+from gateway.settings.faults import fault_words
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def _invalid_body(error: RequestValidationError) -> Response:
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
         return problem(MalformedRequest("the body is not valid JSON"))
-    errors = [{"detail": fault["msg"], "pointer": _pointer(fault["loc"][1:])} for fault in faults]
+    errors = [{"detail": fault_words(fault), "pointer": _pointer(fault["loc"][1:])} for fault in faults]
     return problem(InvalidInput(f"{errors[0]['pointer']}: {errors[0]['detail']}"), errors)
 
 

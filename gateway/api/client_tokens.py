@@ -17,6 +17,7 @@ from gateway.core.client_tokens import MAX_TOKEN, ClientToken
 from gateway.core.errors import Forbidden, InvalidInput
 from gateway.settings import LimitSettings
 from gateway.settings.access import ModelName, Origin
+from gateway.settings.faults import fault_words
 from gateway.settings.section import Section
 
 MAX_MINUTES: Final = 60
@@ -82,16 +83,17 @@ def _wish(document: Mapping[str, object]) -> Wish:
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         at = ".".join(str(part) for part in fault["loc"])[:128]
-        words = "unknown field" if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
-        raise InvalidInput(words, field=at or None) from None
+        raise InvalidInput(fault_words(fault), field=at or None) from None
 
 
 def _check(visit: Visit, wish: Wish, identity: Identity) -> None:
     """Refuse what the key may not itself: a narrower token than the one wished for would be a riddle to its page."""
     caller = identity.caller
-    for i, task in enumerate(wish.tasks or ()):
+    named = [(f"tasks.{i}", task) for i, task in enumerate(wish.tasks or ())]
+    named += [(f"limits.{i}.task", limit.task) for i, limit in enumerate(wish.limits) if limit.task]
+    for place, task in named:
         if task not in visit.api.pipeline.tasks:
-            raise InvalidInput("there is no such task; GET /v1/tasks lists them", field=f"tasks.{i}")
+            raise InvalidInput("there is no such task; GET /v1/tasks lists them", field=place)
     pairs: tuple[tuple[str, Sequence[str] | None, frozenset[str] | None], ...] = (
         ("tasks", wish.tasks, caller.tasks),
         ("models", wish.models, caller.models),

@@ -6,15 +6,16 @@ named (`key_env: NAME`), never written. Paths are relative to the file. Unknown 
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from gateway.core.rule_fields import suggest
 from gateway.core.rules import Rule, check_models, check_targets, parse_rules
-from gateway.settings.access import KeySettings, LimitSettings, Origin
+from gateway.settings.access import AnyOrigin, KeySettings, LimitSettings
 from gateway.settings.backends import (
     CHAT_TEMPLATES,
     AnthropicSettings,
@@ -25,6 +26,7 @@ from gateway.settings.backends import (
     TritonGenerateSettings,
     TritonSettings,
 )
+from gateway.settings.faults import fault_words
 from gateway.settings.recall import RecallSettings
 from gateway.settings.redis import RedisSettings
 from gateway.settings.section import Section
@@ -82,7 +84,7 @@ class ServerSettings(Section):
     workers: int = Field(default=1, ge=1, le=64)
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
-    cors_origins: tuple[Origin | Literal["*"], ...] = Field(
+    cors_origins: tuple[AnyOrigin, ...] = Field(
         default=(), description="web pages whose scripts may read the data plane's answers; `*`: any"
     )
     client_token_secret_env: str = "GATEWAY_CLIENT_TOKEN_SECRET"  # noqa: S105 - the variable's name, not a secret
@@ -127,14 +129,27 @@ class Settings(Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"the name '{name}' stands for two tasks")
-        for key in self.keys:
-            for task in key.tasks or ():
-                if task not in self.tasks:
-                    raise ValueError(f"key '{key.id}': unknown task '{task}'")
+        for place, task in self._named_tasks():
+            if task not in self.tasks:
+                raise ValueError(f"{place}: unknown task '{task}'{self._meant(task)}")
         ids = [key.id for key in self.keys]
         if len(set(ids)) < len(ids):
             raise ValueError("two keys have the same id")
         return self
+
+    def _named_tasks(self) -> Iterator[tuple[str, str]]:
+        """The tasks that limits and keys are for, and where each stands: a limit on no task would count nothing."""
+        limits = [("limits", self.limits)]
+        for i, key in enumerate(self.keys):
+            yield from ((f"keys.{i}.tasks.{n}", task) for n, task in enumerate(key.tasks or ()))
+            limits.append((f"keys.{i}.limits", key.limits or ()))
+        for place, those in limits:
+            yield from ((f"{place}.{n}.task", limit.task) for n, limit in enumerate(those) if limit.task is not None)
+
+    def _meant(self, name: str) -> str:
+        """A hint at the task that is meant by a name that is none."""
+        of_alias = next((task for task, one in self.tasks.items() if name in one.aliases), None)
+        return f" (that is an alias of the task '{of_alias}')" if of_alias else suggest(name, self.tasks)
 
     def check_rules(self, rules: Sequence[Rule]) -> None:
         """Raise `RuleError` for rules that do not fit the backends and tasks here."""
@@ -209,17 +224,19 @@ def _expanded(value: Any, path: Path, text: str) -> Any:
     return _VARIABLE.sub(replaced, value)
 
 
-_WORDS = {"extra_forbidden": "unknown field", "missing": "is required", "union_tag_not_found": "kind is required"}
 _RULE = re.compile(r"rule '([^']+)'")
+_PLACE = re.compile(r"((?:limits|keys)\.[a-z0-9_.]+): ")
 
 
 def _fault(path: Path, node: Any, fault: Any) -> str:
     """One line: where, and what is wrong."""
     loc: tuple[int | str, ...] = fault["loc"]
-    message = _WORDS.get(fault["type"], fault["msg"].removeprefix("Value error, "))
+    message = fault_words(fault)
     line = _line(node, loc)
     if named := _RULE.match(message):
         line = _rule_line(node, named[1]) or line
+    elif placed := _PLACE.match(message):
+        line = _line(node, [int(part) if part.isdigit() else part for part in placed[1].split(".")])
     # Pydantic names the kind of a backend as a part of the way to it (backends, NAME, KIND, ...); the file does not.
     parts = (*loc[:2], *loc[3:]) if loc[:1] == ("backends",) else loc
     where = ".".join(str(part) for part in parts)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gateway.core.keys import ORIGIN, TENANT
 from gateway.core.rate_limit import PERIODS_US
@@ -74,8 +74,37 @@ class LimitSettings(Section):
 
 Tenant = Annotated[str, Field(pattern=f"^{TENANT.pattern}$")]
 ModelName = Annotated[str, Field(pattern=_NAME)]
+
+
+def _as_browsers_send_it(origin: str) -> str:
+    if not ORIGIN.fullmatch(origin):
+        raise ValueError(
+            "must be as browsers send it: https://app.example, in small letters, with no `/` or path after"
+        )
+    return origin
+
+
+def _any_or_one(origin: str) -> str:
+    return origin if origin == "*" else _as_browsers_send_it(origin)
+
+
 Origin = Annotated[
-    str, Field(pattern=f"^{ORIGIN.pattern}$", max_length=261, description="scheme, host and port, as browsers send it")
+    str,
+    AfterValidator(_as_browsers_send_it),
+    Field(
+        max_length=261,
+        description="scheme, host and port, as browsers send it",
+        json_schema_extra={"pattern": f"^{ORIGIN.pattern}$"},
+    ),
+]
+AnyOrigin = Annotated[
+    str,
+    AfterValidator(_any_or_one),
+    Field(
+        max_length=261,
+        description="the same, or `*`: any",
+        json_schema_extra={"pattern": rf"^(?:\*|{ORIGIN.pattern})$"},
+    ),
 ]
 
 

@@ -111,11 +111,15 @@ async def test_scopes_are_tasks_models_and_admin_in_one_list(admin, scopes, task
         ({"tenant": "acme", "name": "x", "models": ["a b"]}, "#/models/0"),
         ({"tenant": "acme", "name": "x", "limits": [{"requests": 1}]}, "#/limits/0"),
         ({"tenant": "acme", "name": "x", "limits": [{"requests": 1, "per": "day", "shared_by": "all"}]}, "#/limits/0"),
-        ({"tenant": "acme", "name": "x", "priority": "urgent"}, "#/priority"),
-        ({"tenant": "acme", "name": "x", "origins": ["https://a.example/"]}, "#/origins/0"),
+        (
+            {"tenant": "acme", "name": "x", "limits": [{"concurrent": 1, "task": "nope"}]},
+            "#/limits/0/task: there is no",
+        ),
+        ({"tenant": "acme", "name": "x", "priority": "urgent"}, "#/priority: must be"),
+        ({"tenant": "acme", "name": "x", "origins": ["https://a.example/"]}, "#/origins/0: must be as"),
         ({"tenant": "acme", "name": "x", "expires_at": "2100-01-01T00:00:00"}, "#/expires_at"),
         ({"tenant": "acme", "name": "x", "expires_at": "1900-01-01T00:00:00Z"}, "#/expires_at"),
-        ({"tenant": "acme", "name": "x", "surprise": 1}, "#/surprise"),
+        ({"tenant": "acme", "name": "x", "surprise": 1}, "#/surprise: unknown field"),
     ],
 )
 async def test_a_body_that_is_no_key_is_refused_by_name(admin, body, named):

@@ -129,6 +129,7 @@ async def test_a_tokens_limits_count_for_it_beside_those_of_its_key():
         ({"origins": ["https://app.example/path"]}, 422, "origins.0"),
         ({"origins": ["*"]}, 422, "origins.0"),
         ({"limits": [{"requests": 1}]}, 422, "limits.0"),
+        ({"limits": [{"concurrent": 1, "task": "no-such-task"}]}, 422, "limits.0.task"),
         ({"limits": [{"requests": 1, "per": "day", "shared_by": "tenant"}]}, 422, "limits.0.shared_by"),
         ({"admin": True}, 422, "admin"),
         ({"models": ["m" * 128] * 40}, 422, None),

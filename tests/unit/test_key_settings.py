@@ -33,11 +33,14 @@ def test_a_key_is_a_caller():
     ["https://a.example/", "https://A.example", "a.example", "null", "*", "https://a.example:0", "ftp://a.example", ""],
 )
 def test_an_origin_is_as_browsers_send_it(origin):
-    with pytest.raises(ValidationError, match="origins"):
+    told = "must be as browsers send it: https://app.example"
+    with pytest.raises(ValidationError, match=told) as refused:
         KeySettings(**ONE, origins=[origin])
+    assert refused.value.errors()[0]["loc"] == ("origins", 0)
     if origin != "*":
-        with pytest.raises(ValidationError, match="cors_origins"):
+        with pytest.raises(ValidationError, match=told) as refused:
             Server(cors_origins=[origin])
+        assert [fault["loc"] for fault in refused.value.errors()] == [("cors_origins", 0)]
 
 
 def test_any_page_may_be_let_in():

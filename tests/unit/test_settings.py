@@ -88,6 +88,21 @@ def test_the_shipped_file_is_good():
         ("per: minute", "per: fortnight", "FILE:13: limits.0.per"),
         (", key_env: DEV_KEY", "", "FILE:15: keys.0: give either key_env or key_sha256"),
         ("limits:", "limit:", "FILE:12: limit: unknown field"),
+        ("{per: minute, requests: 60}", "{per: minute, requests: 0}", "must be greater than or equal to 1"),
+        ("  - {per: minute, requests: 60}", "  per: minute", "FILE:12: limits: must be a list"),
+        ("requests: 60", "requests: many", "FILE:13: limits.0.requests: must be a whole number"),
+        (
+            "requests: 60",
+            "requests: 60, task: text-embeding",
+            "FILE:13: limits.0.task: unknown task 'text-embeding' (did",
+        ),
+        ("requests: 60", "requests: 60, task: minilm", "(that is an alias of the task 'text-embedding')"),
+        ("dev, key_env", "dev, tasks: [nope], key_env", "FILE:15: keys.0.tasks.0: unknown task 'nope'"),
+        (
+            "dev, key_env",
+            "dev, limits: [{concurrent: 1, task: nope}], key_env",
+            "FILE:15: keys.0.limits.0.task: unknown task 'nope'",
+        ),
         ("contract: text-embedding,", "", "FILE:7: tasks.text-embedding.contract: is required"),
     ],
 )
@@ -115,7 +130,7 @@ def test_a_variable_that_is_not_set_and_has_no_default_is_a_fault(tmp_path):
         ("{kind: openai, base_url: 'http://h:99999/v1'}", "llm.base_url: Port out of range"),
         ("{kind: openai, base_url: 'http://h/v1, http://h/v1'}", "llm.base_url: names one endpoint twice"),
         ("{kind: openai, base_url: 'http://h/v1', headers: {Content-Length: '5'}}", "llm.headers: 'Content-Length'"),
-        ("{kind: openai, base_url: 'http://h/v1', apis: []}", "llm.apis: Tuple should have at least 1 item"),
+        ("{kind: openai, base_url: 'http://h/v1', apis: []}", "llm.apis: must have at least 1 item"),
     ],
 )
 def test_addresses_are_checked(tmp_path, backend, told):
@@ -131,7 +146,7 @@ def test_the_store_is_a_redis(tmp_path):
 LIMITS = """\
   - {requests: 60, per: minute}
   - {requests: 600, per: hour, burst: 20, shared_by: tenant}
-  - {tokens: 1000000, per: day, task: general_llm, priority: batch}
+  - {tokens: 1000000, per: day, task: text-embedding, priority: batch}
   - {usd: 12.5, per: month, shared_by: all}
   - {usd: 0.0000000001, per: day}
   - {concurrent: 8, model: org/llama-3.1}
@@ -143,7 +158,7 @@ def test_limits_of_all_kinds(tmp_path):
     assert [limit.limit() for limit in settings.limits] == [
         Limit(kind="requests", amount=60, per="minute", burst=60),
         Limit(kind="requests", amount=600, per="hour", burst=20, shared_by="tenant"),
-        Limit(kind="tokens", amount=10**6, per="day", burst=10**6, task="general_llm", priority="batch"),
+        Limit(kind="tokens", amount=10**6, per="day", burst=10**6, task="text-embedding", priority="batch"),
         Limit(kind="usd", amount=12_500_000_000, per="month", shared_by="all"),
         Limit(kind="usd", amount=1, per="day"),  # the least that is counted
         Limit(kind="concurrent", amount=8, model="org/llama-3.1"),
