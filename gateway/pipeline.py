@@ -6,7 +6,7 @@ refusal; a failure after it ends the stream with the error raised, never with a 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -58,6 +58,7 @@ __all__ = ["Pipeline", "Task"]
 class Walk:
     """What is known of one request so far; written by the steps, read by settle. `won` is the attempt that answers."""
 
+    on_admitted: Callable[[], object] = bool  # which does nothing
     rule: Rule | None = None
     recall: Recall | None = None
     admission: Admission | None = None
@@ -127,12 +128,15 @@ class Pipeline:
     usd_per_hour: Mapping[str, float] = field(default_factory=dict)
     budgets: dict[str, RetryBudget] = field(default_factory=dict)
 
-    async def handle(self, request: InferenceRequest) -> AsyncGenerator[Event, None]:
+    async def handle(
+        self, request: InferenceRequest, *, on_admitted: Callable[[], object] = bool
+    ) -> AsyncGenerator[Event, None]:
         """Answer `request` as events. Raises `GatewayError` and nothing else.
 
+        `on_admitted` is called when its place in its order is taken, before its turn is waited for.
         Closing the generator early means that the caller left: the backend's work is cancelled.
         """
-        walk = Walk()
+        walk = Walk(on_admitted=on_admitted)
         error: GatewayError | None = ClientClosed("the caller left")  # until another end is known
         self.observer.began(request.task)
         try:
@@ -198,6 +202,7 @@ class Pipeline:
         walk.admitted_us = self.clock()
         if not walk.verdict.allowed:
             raise refusal(walk.verdict)
+        walk.on_admitted()
         if self._is_ordered(request, walk, "serial"):
             await self._turn(request, walk)
 

@@ -1,5 +1,6 @@
 """Whole answers: from the pipeline's events to a JSON response with its headers."""
 
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -23,12 +24,14 @@ from gateway.core.types import (
 from gateway.pipeline import Pipeline
 
 
-async def unary(pipeline: Pipeline, request: InferenceRequest) -> tuple[Started, Answer | Message | Tensors, Finished]:
-    """The events of an answer that comes whole."""
+async def unary(
+    pipeline: Pipeline, request: InferenceRequest, *, on_admitted: Callable[[], object] = bool
+) -> tuple[Started, Answer | Message | Tensors, Finished]:
+    """The events of an answer that comes whole. `on_admitted`: see `Pipeline.handle`."""
     started: Started | None = None
     answer: Answer | Message | Tensors | None = None
     finished: Finished | None = None
-    async with aclosing(pipeline.handle(request)) as events:
+    async with aclosing(pipeline.handle(request, on_admitted=on_admitted)) as events:
         async for event in events:
             match event:
                 case Started():

@@ -7,7 +7,8 @@ they meet in one batch at their server.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -61,11 +62,12 @@ async def infer_batch(visit: Visit) -> Response:
     visit.walked = True  # from here on each item writes its own record
     outcomes: list[Outcome | None] = [None] * len(items)
     # All runners take from one line, and nothing is waited for between an item's start and its admission: under one
-    # ordering key items are admitted as they stand in the body.
+    # ordering key items are admitted as they stand in the body. With an idempotency key something is: `_Order`.
     line = iter(enumerate(items))
+    order = _Order(is_kept=bool(idempotency_key(visit.headers)))
     async with asyncio.TaskGroup() as group:  # the caller's leaving cancels all of them
         for _ in range(min(MAX_AT_ONCE, len(items))):
-            group.create_task(_run(visit, line, outcomes))
+            group.create_task(_run(visit, line, order, outcomes))
     done = [outcome for outcome in outcomes if outcome is not None]
     response = json_answer({"responses": [outcome.document for outcome in done]})
     asked = [outcome.verdict for outcome in done if outcome.verdict is not ALLOWED]
@@ -74,15 +76,44 @@ async def infer_batch(visit: Visit) -> Response:
     return response
 
 
-async def _run(visit: Visit, line: Iterator[tuple[int, Item]], outcomes: list[Outcome | None]) -> None:
+class _Order:
+    """Lets an item begin once the one before under its ordering key is admitted, or has ended without.
+
+    What is kept under an idempotency key is looked up before a request is admitted, and the answers of many look-ups
+    come in any order.
+    """
+
+    def __init__(self, *, is_kept: bool) -> None:
+        self._is_kept = is_kept
+        self._last: dict[str, asyncio.Event] = {}
+
+    @asynccontextmanager
+    async def place(self, ordering_key: str) -> AsyncGenerator[Callable[[], object], None]:
+        """An item's; what is given is to be called when it is admitted."""
+        admitted, before = asyncio.Event(), None
+        if self._is_kept and ordering_key:
+            before, self._last[ordering_key] = self._last.get(ordering_key), admitted
+        try:
+            if before is not None:
+                await before.wait()
+            yield admitted.set
+        finally:
+            admitted.set()
+
+
+async def _run(visit: Visit, line: Iterator[tuple[int, Item]], order: _Order, outcomes: list[Outcome | None]) -> None:
+    header = visit.headers.get("x-ordering-key", "")
     for number, item in line:
-        outcomes[number] = await _outcome(_visit(visit, number, item), item)
+        async with order.place(item.ordering_key or header) as on_admitted:
+            outcomes[number] = await _outcome(_visit(visit, number, item), item, on_admitted)
 
 
-async def _outcome(visit: Visit, item: Item) -> Outcome:
+async def _outcome(visit: Visit, item: Item, on_admitted: Callable[[], object]) -> Outcome:
     """One item's answer, or its error in the answer's place."""
     try:
-        document, started, _ = await answered(visit, _task(visit, item), item.given, item.parameters)
+        document, started, _ = await answered(
+            visit, _task(visit, item), item.given, item.parameters, on_admitted=on_admitted
+        )
     except GatewayError as refused:
         error = refused
     except Exception as unforeseen:  # noqa: BLE001 - the item's boundary: it is no other item's concern

@@ -1,6 +1,6 @@
 """The task API: `POST /v1/infer`, `POST /v1/tasks/{task}`, `GET /v1/tasks[/{task}]`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -73,9 +73,12 @@ async def _answer(visit: Visit, task: Task, given: object, parameters: object) -
 
 
 async def answered(
-    visit: Visit, task: Task, given: object, parameters: object
+    visit: Visit, task: Task, given: object, parameters: object, *, on_admitted: Callable[[], object] = bool
 ) -> tuple[dict[str, Any], Started, Finished]:
-    """The task's answer as a document, with the events around it. Raises `GatewayError`."""
+    """The task's answer as a document, with the events around it. Raises `GatewayError`.
+
+    `on_admitted`: see `Pipeline.handle`.
+    """
     if not isinstance(parameters, Mapping):
         raise InvalidInput("must be an object", field="parameters")
     parsed = task.contract.parse(given, parameters)
@@ -83,7 +86,7 @@ async def answered(
         request = visit.inference(task, parsed, model=parsed.model, version=parsed.version, sequence=parsed.sequence)
     else:
         request = visit.inference(task, parsed)
-    started, answer, finished = await unary(visit.api.pipeline, request)
+    started, answer, finished = await unary(visit.api.pipeline, request, on_admitted=on_admitted)
     document = {
         "id": answer_id(started, request),
         "task": task.name,

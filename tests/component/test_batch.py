@@ -10,8 +10,10 @@ from gateway.api.batch import MAX_AT_ONCE, MAX_ITEMS
 from gateway.backends.local import LocalBackend
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.errors import Fault, FaultKind
+from gateway.stores.memory_answers import MemoryAnswers
 from gateway.tasks.speech_activity import SpeechActivity
 from gateway.tasks.tensor import TensorTask
+from gateway.wiring import monotonic_us
 from tests.kit.app import DEFAULT_RULES, EMBEDDING_KEY, LIMITED_KEY, embedding, running
 from tests.kit.wait import until
 
@@ -198,6 +200,28 @@ async def test_items_with_one_ordering_key_go_in_their_order(mode):
     assert [one.get("ticket") for one in told] == [n for ticket in range(1, 41) for n in (ticket, None)]
     assert [name for name in triton.begun if name != "other"] == names
     assert {one["status"] for one in told} == {200}
+
+
+@pytest.mark.parametrize("mode", ["serial", "release"])
+async def test_their_order_is_the_bodys_too_where_each_looks_first_for_what_is_kept(mode):
+    class Hasty(MemoryAnswers):
+        """Answers the latest question first."""
+
+        async def claim(self, claim, **bounds):
+            self.asked = getattr(self, "asked", 0) + 1
+            for _ in range(10 * (50 - self.asked)):
+                await asyncio.sleep(0)
+            return await super().claim(claim, **bounds)
+
+    triton, names = Texts(), [f"a{number}" for number in range(40)]
+    rules = [{**DEFAULT_RULES[0], "ordering": {"mode": mode}}]
+    async with running([triton], rules=rules, answers=Hasty(monotonic_us, max_bytes=2**20)) as gw:
+        own = await ask(gw, *(text(name, ordering_key="a") for name in names), **{"idempotency-key": "one"})
+        again = await ask(gw, *(text(name, ordering_key="a") for name in names), **{"idempotency-key": "one"})
+        headed = await ask(gw, *map(text, names), **{"idempotency-key": "two", "x-ordering-key": "b"})
+    assert [one["ticket"] for one in own] == [one["ticket"] for one in headed] == list(range(1, 41))
+    assert triton.begun == names + names
+    assert {one.get("ticket") for one in again} == {None}
 
 
 async def test_the_header_is_the_key_of_all_that_name_none():
