@@ -81,6 +81,11 @@ def check(settings: Settings) -> None:
         faults.append(f"rules: {error}")
     except ConfigError as error:  # the price table
         faults.append(str(error))
+    if settings.redis.url:
+        try:
+            open_redis(settings)  # which reads passwords and certificates, and connects to nothing yet
+        except ConfigError as error:
+            faults.append(str(error))
     if faults:
         raise ConfigError("\n".join(faults))
 

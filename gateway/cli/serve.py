@@ -105,6 +105,9 @@ def check(
             typer.echo(f"off: {name} (not enabled)")
         elif isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
             typer.echo(f"off: {name} ({backend.api_key_env} is not set)")
+    for key in settings.keys:
+        if key.digest() is None:
+            typer.echo(f"off: key {key.id} ({key.key_env} is not set)")
 
 
 @app.command()

@@ -200,12 +200,16 @@ def _state(take: Take, row: Row, now_us: int) -> LimitState:
 
 
 def name_of(limit: Limit) -> str:
-    """As a caller would call it: `60 requests per minute`, `10 USD per month for the task general_llm`."""
+    """As a caller would call it: `60 requests per minute`, `10 USD per month for the task general_llm`.
+
+    A rate that lets fewer, or more, come at once says so: who is refused sooner than it seems to promise knows why.
+    """
     amount = f"{limit.amount / _NANO:g}" if limit.kind == "usd" else str(limit.amount)
     period = f" per {limit.per}" if limit.per else ""
     whose = {"key": "", "tenant": " of the tenant", "all": " of all callers", "token": " of the token"}[limit.shared_by]
     scope = "".join(f" for the {name} {value}" for name, value in _scope(limit))
-    return f"{amount} {UNITS[limit.kind]}{period}{whose}{scope}"
+    at_once = f", {limit.burst} at once" if limit.burst not in (0, limit.amount) else ""
+    return f"{amount} {UNITS[limit.kind]}{period}{at_once}{whose}{scope}"
 
 
 # --- calendar periods ----------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
 def _found_by_environment(admin_url: str, token: Path) -> list[str]:
     """How commands such as `gateway rules` reach a stack whose folder they do not look into."""
     exported = f"GATEWAY_ADMIN_URL={admin_url} GATEWAY_ADMIN_TOKEN=$(cat {shlex.quote(str(token.absolute()))})"
-    return ["For `gateway rules` and `gateway models`:", f"  export {exported}"]
+    return ["For `gateway rules`, `keys`, `models` and `usage`:", f"  export {exported}"]
 
 
 def how_to_stop(run: RunDir) -> str:

@@ -83,4 +83,4 @@ class RedisDeployStore:
             async with asyncio.timeout(self._timeout_s):
                 yield
         except UNREACHABLE as error:
-            raise RulesUnavailable("the store of deploys does not answer") from error
+            raise RulesUnavailable("Redis, the store of deploys, does not answer") from error

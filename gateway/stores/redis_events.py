@@ -41,4 +41,4 @@ class RedisEvents:
             async with asyncio.timeout(TIMEOUT_S):
                 return [json.loads(text) for text in await self._client.lrange(self._key, 0, limit - 1)]
         except UNREACHABLE as error:
-            raise RulesUnavailable("the shared store cannot be read now") from error
+            raise RulesUnavailable("Redis does not answer") from error

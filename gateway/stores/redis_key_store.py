@@ -97,7 +97,7 @@ class RedisKeyStore:
         async with self._bounded():
             text = await self._client.hget(self._names.all, key_id)
         if text is None:
-            raise UnknownKey("there is no such key")
+            raise UnknownKey("there is no such key (those of the configuration are changed in its file)")
         return text_of(text)
 
     async def _put(self, key_id: str, *, there: str, wanted: str, member: str) -> bool:
@@ -128,7 +128,7 @@ class RedisKeyStore:
             async with in_time(self._timeout_s):
                 yield
         except UNREACHABLE as error:
-            raise RulesUnavailable("the store of keys does not answer") from error
+            raise RulesUnavailable("Redis, the store of keys, does not answer") from error
 
 
 def _member(key: ApiKey) -> str:

@@ -110,7 +110,7 @@ class RedisOutcomes:
             async with asyncio.timeout(TIMEOUT_S):
                 stored = await self._client.hgetall(f"{self._prefix}outcomes:{model}")
         except UNREACHABLE as error:
-            raise RulesUnavailable("the shared store cannot be read now") from error
+            raise RulesUnavailable("Redis does not answer") from error
         found: dict[str, dict[str, int]] = {}
         for name, count in stored.items():
             version, _, kind = (name.decode() if isinstance(name, bytes) else name).partition(":")

@@ -284,7 +284,7 @@ class RedisRuleStore:
             async with in_time(self._timeout_s):
                 yield
         except UNREACHABLE as error:
-            raise RulesUnavailable("the rule store does not answer") from error
+            raise RulesUnavailable("Redis, the store of rules, does not answer") from error
 
 
 _Stored = tuple[Any, ...]  # the values of STORED, as bytes or text; None where missing

@@ -175,7 +175,7 @@ class RedisUsageSource:
                     steps.hgetall(_key(self._prefix, day))
                 stored = await steps.execute()
         except UNREACHABLE as error:
-            raise RulesUnavailable("the books of usage cannot be read now") from error
+            raise RulesUnavailable("Redis, which has the books of usage, does not answer") from error
         return [row for day, fields in zip(days, stored, strict=True) for row in _rows(day, fields)]
 
 

@@ -226,6 +226,7 @@ def test_a_missing_file(tmp_path):
 def test_a_check_tells_which_endpoints_are_off_and_why(tmp_path, monkeypatch):
     monkeypatch.setenv("SET_KEY", "x")
     monkeypatch.delenv("UNSET_KEY", raising=False)
+    monkeypatch.delenv("DEV_KEY", raising=False)
     endpoint = "kind: openai, base_url: 'http://h/v1'"
     lines = (
         f"  keyed: {{{endpoint}, api_key_env: SET_KEY}}",
@@ -236,4 +237,32 @@ def test_a_check_tells_which_endpoints_are_off_and_why(tmp_path, monkeypatch):
     path.write_text(GOOD.replace("tasks:", "\n".join(lines) + "\ntasks:"))
     told = CliRunner().invoke(app, ["check", str(path)])
     assert told.exit_code == 0
-    assert told.output.splitlines()[1:] == ["off: keyless (UNSET_KEY is not set)", "off: disabled (not enabled)"]
+    assert told.output.splitlines()[1:] == [
+        "off: keyless (UNSET_KEY is not set)",
+        "off: disabled (not enabled)",
+        "off: key dev (DEV_KEY is not set)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("redis", "told"),
+    [
+        ("{url: 'redis://h', password_env: UNSET}", "redis.password_env: the environment variable UNSET is not set"),
+        ("{url: 'rediss://h', ca_file: none.pem}", "redis.ca_file: cannot be read as certificates (FileNotFoundError)"),
+    ],
+)
+def test_a_check_refuses_a_store_that_nothing_would_start_with(tmp_path, monkeypatch, redis, told):
+    monkeypatch.delenv("UNSET", raising=False)
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GOOD + f"redis: {redis}\n")
+    refused = CliRunner().invoke(app, ["check", str(path)])
+    assert (refused.exit_code, refused.stderr.strip()) == (78, told)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "unix:///s", "redis+sentinel://a,b/m", "redis+cluster://a,b", "rediss://h"]
+)
+def test_a_check_connects_to_no_store(tmp_path, url):
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GOOD + f"redis: {{url: '{url}'}}\n")
+    assert CliRunner().invoke(app, ["check", str(path)]).exit_code == 0

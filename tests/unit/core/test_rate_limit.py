@@ -431,6 +431,7 @@ def test_all_states_are_told_and_the_nearest_of_a_kind():
     [
         (requests(60, "minute"), "60 requests per minute"),
         (tokens(1000, "day", task="chat"), "1000 tokens per day for the task chat"),
+        (requests(60, "minute", burst=5), "60 requests per minute, 5 at once"),
         (usd(10_000_000_000), "10 USD per month"),
         (usd(250_000_000, "day", shared_by="tenant"), "0.25 USD per day of the tenant"),
         (concurrent(4, model="llama"), "4 requests at once for the model llama"),
