@@ -85,10 +85,10 @@ def policies_document(told: Policies) -> dict[str, Any]:
 def _ordering(entry: object, at: str) -> Ordering:
     fields = mapping_at(entry, at)
     only_known(fields, ("mode", "max_queue_size", "max_wait_ms", "on_store_down"), at)
-    size = count_at(fields.get("max_queue_size", 1000), MAX_QUEUE_SIZE, f"{at}.max_queue_size")
+    size = count_at(fields.get("max_queue_size", 1000), MAX_QUEUE_SIZE, f"{at}.max_queue_size", least=1)
     return Ordering(
         mode=choice_at(fields.get("mode", "serial"), ("serial", "release"), f"{at}.mode"),
-        max_queue_size=max(1, size),
+        max_queue_size=size,
         max_wait_ms=count_at(fields.get("max_wait_ms", 0), MAX_WAIT_MS, f"{at}.max_wait_ms"),
         on_store_down=choice_at(fields.get("on_store_down", "refuse"), ("refuse", "local"), f"{at}.on_store_down"),
     )
@@ -98,7 +98,7 @@ def _cache(entry: object, at: str) -> Cache:
     fields = mapping_at(entry, at)
     only_known(fields, ("ttl_s", "shared_by", "single_flight"), at)
     return Cache(
-        ttl_s=max(1, count_at(fields.get("ttl_s"), MAX_TTL_S, f"{at}.ttl_s")),
+        ttl_s=count_at(fields.get("ttl_s"), MAX_TTL_S, f"{at}.ttl_s", least=1),
         shared_by=choice_at(fields.get("shared_by", "tenant"), ("tenant", "all"), f"{at}.shared_by"),
         single_flight=flag_at(fields.get("single_flight", False), f"{at}.single_flight"),
     )

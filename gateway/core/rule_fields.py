@@ -34,10 +34,10 @@ def name_at(value: object, at: str) -> str:
     return value
 
 
-def count_at(value: object, most: int, at: str) -> int:
-    """A whole number from 0 to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise RuleError(f"{at}: must be a whole number from 0 to {most}")
+def count_at(value: object, most: int, at: str, *, least: int = 0) -> int:
+    """A whole number from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise RuleError(f"{at}: must be a whole number from {least} to {most}")
     return value
 
 

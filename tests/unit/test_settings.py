@@ -97,6 +97,13 @@ def test_the_shipped_file_is_good():
             "FILE:13: limits.0.task: unknown task 'text-embeding' (did",
         ),
         ("requests: 60", "requests: 60, task: minilm", "(that is an alias of the task 'text-embedding')"),
+        # 0 is no bound in Triton's queue policies, and none here that could be kept: it is refused, not made another.
+        (
+            "    split:",
+            "    ordering: {max_queue_size: 0}\n    split:",
+            "ordering.max_queue_size: must be a whole number from 1",
+        ),
+        ("    split:", "    cache: {ttl_s: 0}\n    split:", "cache.ttl_s: must be a whole number from 1 to 2592000"),
         ("dev, key_env", "dev, tasks: [nope], key_env", "FILE:15: keys.0.tasks.0: unknown task 'nope'"),
         (
             "dev, key_env",
