@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 
 from gateway.core.keys import ApiKey
-from gateway.core.rate_limit import PERIODS_US
 from gateway.core.types import Limit, Priority
 from gateway.settings import LimitSettings
 from gateway.settings.access import ModelName, Origin, Tenant
@@ -136,7 +135,7 @@ def _limit_out(limit: Limit) -> LimitSettings:
     given = {
         limit.kind: amount,
         "per": limit.per or None,
-        "burst": limit.burst if limit.per in PERIODS_US and limit.burst != limit.amount else None,
+        "burst": limit.burst if limit.burst not in (0, limit.amount) else None,
         "shared_by": limit.shared_by,
     }
     scope = {"task": limit.task, "model": limit.model, "priority": limit.priority}

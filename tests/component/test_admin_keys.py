@@ -54,6 +54,17 @@ async def test_a_key_is_shown_whole_but_for_its_secret(admin):
     assert (await admin.get("/keys")).json() == {"items": [key], "next": None}
 
 
+async def test_limits_of_every_kind_are_shown_as_they_were_given(admin):
+    limits = [
+        *({kind: 60, "per": per} for kind in ("requests", "tokens") for per in ("second", "minute", "hour", "day")),
+        *({kind: 60, "per": "day", "burst": burst} for kind in ("requests", "tokens") for burst in (1, 90)),
+        *({"usd": 0.1, "per": per, "shared_by": "tenant"} for per in ("day", "month")),
+        {"concurrent": 3, "task": "total", "model": "org/m", "priority": "batch"},
+    ]
+    shown = (await made(admin, limits=limits))["limits"]
+    assert shown == [{"shared_by": "key", **limit} for limit in limits]
+
+
 async def test_the_answer_with_the_secret_is_not_to_be_stored(admin):
     answer = await admin.post("/keys", json={"tenant": "acme", "name": "web"})
     assert answer.headers["cache-control"] == "no-store"
