@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from gateway.core.policies import DEFAULT, Cache, Idempotency, OnStoreDown, Ordering
 from gateway.core.rules import Strategy
 
 
@@ -54,6 +55,10 @@ class RuleOut(_Body):
     fallback: list[TargetOut]
     retries: int = Field(0, exclude_if=lambda rounds: not rounds)
     hedge: bool = Field(default=False, exclude_if=lambda hedges: not hedges)
+    ordering: Ordering | None = Field(None, exclude_if=lambda ordering: ordering is None, description="unless as usual")
+    cache: Cache | None = Field(None, exclude_if=lambda cache: cache is None)
+    on_store_down: OnStoreDown = Field(DEFAULT.on_store_down, exclude_if=lambda how: how == DEFAULT.on_store_down)
+    idempotency: Idempotency = Field(DEFAULT.idempotency, exclude_if=lambda how: how == DEFAULT.idempotency)
     enabled: bool
 
 

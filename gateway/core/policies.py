@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from gateway.core.rule_fields import choice_at, count_at, flag_at, mapping_at, only_known
 
 OnStoreDown = Literal["local", "open", "closed"]
+Idempotency = Literal["refuse", "wait"]
 MAX_QUEUE_SIZE: Final = 100_000
 MAX_WAIT_MS: Final = 3_600_000
 MAX_TTL_S: Final = 30 * 86_400
@@ -57,7 +58,7 @@ class Policies:
     ordering: Ordering = Ordering()
     cache: Cache | None = None
     on_store_down: OnStoreDown = "local"
-    idempotency: Literal["refuse", "wait"] = "refuse"
+    idempotency: Idempotency = "refuse"
 
 
 DEFAULT: Final = Policies()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import fields
 from typing import Any
 
 import httpx
@@ -9,8 +10,10 @@ import pytest
 
 from gateway.admin.app import create_admin_app
 from gateway.admin.door import MAX_BODY_BYTES
+from gateway.admin.models import RuleOut
 from gateway.core.errors import StaleRevision
-from gateway.core.rules import RuleSet, check_targets, parse_rules
+from gateway.core.policies import FIELDS
+from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
 from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
 from gateway.stores.redis_script import connect
 from tests.kit.redis_switch import RedisSwitch
@@ -148,6 +151,27 @@ async def test_what_get_shows_put_takes(admin):
     shown = (await admin.get("/rules")).json()
     answer = await admin.put("/rules", json={"rules": shown["rules"]}, headers={"if-match": "1"})
     assert answer.json()["rules"] == shown["rules"]
+
+
+@pytest.mark.usefixtures("workers")
+async def test_all_that_a_rule_may_say_is_shown_and_can_be_put_back(admin):
+    said = {
+        "retries": 2,
+        "hedge": True,
+        "ordering": {"mode": "release", "max_queue_size": 7, "max_wait_ms": 5, "on_store_down": "local"},
+        "cache": {"ttl_s": 60, "shared_by": "all", "single_flight": True},
+        "on_store_down": "closed",
+        "idempotency": "wait",
+    }
+    put = await admin.put("/rules", json={"rules": [rule("a", **said), rule("b")]}, headers={"if-match": "1"})
+    shown = (await admin.get("/rules")).json()["rules"]
+    assert put.json()["rules"] == shown
+    assert {name: shown[0][name] for name in said} == said
+    assert not said.keys() & shown[1].keys()
+    again = await admin.put("/rules", json={"rules": shown}, headers={"if-match": "2"})
+    assert again.json()["rules"] == shown
+    there_are = {field.name for field in fields(Rule)} - {"policies"} | {*FIELDS}
+    assert {*RuleOut.model_fields} == there_are
 
 
 @pytest.mark.usefixtures("workers")
