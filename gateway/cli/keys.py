@@ -209,7 +209,7 @@ def _one(key: Mapping[str, Any], *, as_json: bool) -> None:
 def _show(items: Sequence[Mapping[str, Any]]) -> None:
     table = Table(title="keys", title_justify="left")
     for heading in ("id", "tenant", "name", "may", "limits", "state"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "id")  # ids are copied out of here
     for key in items:
         may = ", ".join(key["scopes"]) or "all tasks"
         if key["priority"] == "batch":

@@ -305,6 +305,12 @@ def test_a_refusal_names_the_field(run):
     assert "no-such-task" in run("create", "acme", "x", "--task", "no-such-task", code=1).stderr
 
 
+def test_an_id_is_whole_in_the_narrowest_table(run, monkeypatch):
+    text = run("create", "acme", "a name that is long", "--limit", "requests=60/minute", "--task", "total").stdout
+    monkeypatch.setenv("COLUMNS", "60")
+    assert split_key(text.strip())[0] in run("list").stdout
+
+
 def test_pages_are_one_list(run, monkeypatch):
     monkeypatch.setattr("gateway.cli.keys.PAGE", 2)
     for n in range(5):
