@@ -12,7 +12,7 @@ from gateway.admin.key_bodies import KeyChange, KeyIn, KeyMade, KeyOut, KeyRotat
 from gateway.admin_ports import KeyStore
 from gateway.core.error_forms import pointer
 from gateway.core.errors import InvalidInput
-from gateway.core.keys import ID_BYTES, NAME, SALT_BYTES, SECRET_BYTES, ApiKey, new_id, new_secret, rotated
+from gateway.core.keys import ID_BYTES, LAST_S, NAME, SALT_BYTES, SECRET_BYTES, ApiKey, new_id, new_secret, rotated
 
 MAX_PAGE: Final = 500
 DEFAULT_PAGE: Final = 100
@@ -148,6 +148,6 @@ def _of_scopes(scopes: tuple[str, ...] | None) -> Mapping[str, Any]:
 
 
 def _instant_s(seconds: float) -> int:
-    if seconds < 0:
-        raise InvalidInput("#/expires_at: must be after 1970", field="expires_at")
+    if not 0 <= seconds <= LAST_S:
+        raise InvalidInput("#/expires_at: must be of the years 1970 to 9999 (UTC)", field="expires_at")
     return int(seconds)

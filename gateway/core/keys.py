@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from gateway.core.rate_limit import FORMS, PERIODS_US
+from gateway.core.rate_limit import ANY, is_sound
 from gateway.core.types import Caller, Limit, Priority
 
 PREFIX: Final = "gw_"
@@ -24,8 +24,10 @@ SALT_BYTES: Final = 16
 PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "batch")
 TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+LAST_S: Final = 253_402_300_799  # the end of the year 9999, after which dates have no form
 ID: Final = re.compile(r"[a-z2-7]{13}")  # 8 bytes in base 32: no `_`, which ends it
 ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[1-9][0-9]{0,4})?")
+_PRIORITY: Final = re.compile("|".join(PRIORITIES))
 _TEXT: Final = re.compile(r"gw_([a-z2-7]{13})_([A-Za-z0-9_-]{43})")
 
 
@@ -155,14 +157,14 @@ def parse_key(document: object) -> ApiKey:
         tenant=_matching(TENANT, given.get("tenant"), "tenant"),
         name=_text(given.get("name"), "name"),
         secrets=secrets,
-        created_s=whole_at(given.get("created_s"), "created_s"),
+        created_s=_instant(given.get("created_s"), "created_s"),
         tasks=names_at(given.get("tasks"), "tasks"),
         models=names_at(given.get("models"), "models"),
         is_admin=_flag(given.get("is_admin"), "is_admin"),
         limits=None if limits is None else limits_at(limits, "limits"),
         priority=_priority(given.get("priority"), "priority"),
         origins=origins_at(given.get("origins"), "origins"),
-        expires_s=None if given.get("expires_s") is None else whole_at(given["expires_s"], "expires_s"),
+        expires_s=None if given.get("expires_s") is None else _instant(given["expires_s"], "expires_s"),
         is_disabled=_flag(given.get("is_disabled"), "is_disabled"),
         revision=whole_at(given.get("revision"), "revision"),
     )
@@ -174,7 +176,7 @@ def _secret(entry: object, at: str) -> Secret:
     return Secret(
         salt=_matching(re.compile(r"(?:[0-9a-f]{2}){8,64}"), given.get("salt"), f"{at}.salt"),
         digest=_matching(re.compile(r"[0-9a-f]{64}"), given.get("digest"), f"{at}.digest"),
-        until_s=None if until is None else whole_at(until, f"{at}.until_s"),
+        until_s=None if until is None else _instant(until, f"{at}.until_s"),
     )
 
 
@@ -188,12 +190,15 @@ def _limit(entry: object, at: str) -> Limit:
     numbers = {name: whole_at(given.get(name), f"{at}.{name}") for name in ("amount", "burst")}
     words = {name: _text(given.get(name), f"{at}.{name}") for name in ("kind", "per", "task", "model", "priority")}
     shared_by = given.get("shared_by")
-    if words["kind"] not in FORMS or shared_by not in ("key", "tenant", "token") or numbers["amount"] < 1:
+    if shared_by not in ("key", "tenant"):
+        raise KeyFault(f"{at}.shared_by: must be key or tenant")
+    for name, form in (("task", NAME), ("model", NAME), ("priority", _PRIORITY)):
+        if words[name] != ANY:
+            _matching(form, words[name], f"{at}.{name}")
+    limit = Limit(**{**words, **numbers, "shared_by": shared_by})
+    if not is_sound(limit):
         raise KeyFault(f"{at}: is no limit")
-    # What counts by time needs a period that is known and one at once; all else would divide by nothing later.
-    if FORMS[words["kind"]] == "rate" and (words["per"] not in PERIODS_US or numbers["burst"] < 1):
-        raise KeyFault(f"{at}.per: is no period")
-    return Limit(**{**words, **numbers, "shared_by": shared_by})
+    return limit
 
 
 def fields_of(entry: object, known: Sequence[str], at: str) -> Mapping[str, Any]:
@@ -225,6 +230,13 @@ def whole_at(value: object, at: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise KeyFault(f"{at}: must be a whole number")
     return value
+
+
+def _instant(value: object, at: str) -> int:
+    seconds = whole_at(value, at)
+    if seconds > LAST_S:
+        raise KeyFault(f"{at}: must be an instant")
+    return seconds
 
 
 def _list(value: object, at: str) -> Sequence[object]:

@@ -23,9 +23,13 @@ ANY: Final = "*"
 MOST: Final = 2**51
 """No cost is above it, so that sums are exact in doubles; it is more than any limit gives (71 years, 2 million USD)."""
 _NANO: Final = 1_000_000_000
+MOST_OF: Final = {"requests": 10**9, "tokens": 10**12, "usd": 10**6 * _NANO, "concurrent": 10**6}
+"""The largest limit of each kind; of money in 1e-9 dollars. No burst is above that of tokens."""
+MAX_WINDOW_US: Final = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
 
 Form = Literal["rate", "budget", "places"]
 FORMS: Final[dict[str, Form]] = {"requests": "rate", "tokens": "rate", "usd": "budget", "concurrent": "places"}
+_PERIODS: Final[dict[Form, tuple[str, ...]]] = {"rate": tuple(PERIODS_US), "budget": ("day", "month"), "places": ("",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,17 @@ class Row:
     passed: bool
     value: int
     until_us: int = 0
+
+
+def is_sound(limit: Limit) -> bool:
+    """Whether its numbers fit together and can be counted exactly; the names in it are others' concern."""
+    form = FORMS.get(limit.kind)
+    if form is None or not 1 <= limit.amount <= MOST_OF[limit.kind] or limit.per not in _PERIODS[form]:
+        return False
+    if form != "rate":
+        return limit.burst == 0
+    window_us = PERIODS_US[limit.per] * limit.burst // limit.amount
+    return 1 <= limit.burst <= MOST_OF["tokens"] and window_us <= MAX_WINDOW_US
 
 
 def counters(caller: Caller, task: str, model: str, priority: Priority) -> tuple[Take, ...]:

@@ -7,27 +7,28 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gateway.core.keys import ORIGIN, TENANT
-from gateway.core.rate_limit import PERIODS_US
+from gateway.core.keys import NAME, ORIGIN, TENANT
+from gateway.core.rate_limit import MOST_OF, is_sound
 from gateway.core.types import Caller, Limit, Priority
 from gateway.settings.section import Section
 
-MAX_WINDOW_US: Final = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
 _NANO: Final = 1_000_000_000
 _KINDS: Final = ("requests", "tokens", "usd", "concurrent")
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"
+_NAME: Final = f"^{NAME.pattern}$"
 
 
 class LimitSettings(Section):
     """So many requests or tokens per period, so much money per calendar day or month (UTC), or so many at once."""
 
     per: Literal["second", "minute", "hour", "day", "month"] | None = None
-    requests: int | None = Field(default=None, ge=1, le=10**9)
-    tokens: int | None = Field(default=None, ge=1, le=10**12)
-    usd: float | None = Field(default=None, gt=0, le=1e6)
-    concurrent: int | None = Field(default=None, ge=1, le=10**6, description="requests that are under way")
+    requests: int | None = Field(default=None, ge=1, le=MOST_OF["requests"])
+    tokens: int | None = Field(default=None, ge=1, le=MOST_OF["tokens"])
+    usd: float | None = Field(default=None, gt=0, le=MOST_OF["usd"] / _NANO)
+    concurrent: int | None = Field(
+        default=None, ge=1, le=MOST_OF["concurrent"], description="requests that are under way"
+    )
     burst: int | None = Field(
-        default=None, ge=1, le=10**12, description="requests or tokens that may come at once; default: all"
+        default=None, ge=1, le=MOST_OF["tokens"], description="requests or tokens that may come at once; default: all"
     )
     task: str | None = Field(default=None, pattern=_NAME, description="only requests for this task")
     model: str | None = Field(default=None, pattern=_NAME, description="only requests that name this model")
@@ -50,8 +51,7 @@ class LimitSettings(Section):
             raise ValueError("only `usd` is per month")
         if self.burst is not None and kind not in ("requests", "tokens"):
             raise ValueError(f"`{kind}` has no burst")
-        limit = self.limit()
-        if limit.burst and PERIODS_US[limit.per] * limit.burst // limit.amount > MAX_WINDOW_US:
+        if not is_sound(self.limit()):
             raise ValueError("burst is too large for so few per period")
         return self
 

@@ -65,6 +65,21 @@ async def test_limits_of_every_kind_are_shown_as_they_were_given(admin):
     assert shown == [{"shared_by": "key", **limit} for limit in limits]
 
 
+@pytest.mark.parametrize("shared_by", ["key", "tenant"])
+async def test_the_largest_limits_are_shown_as_they_were_given(admin, shared_by):
+    limits = [
+        {"requests": 10**9, "per": "second", "burst": 10**12, "task": "total", "priority": "batch"},
+        {"tokens": 10**12, "per": "day", "model": "org/m"},
+        {"usd": 1e6, "per": "month"},
+        {"concurrent": 10**6},
+    ]
+    wanted = [{**limit, "shared_by": shared_by} for limit in limits]
+    key = await made(admin, limits=wanted, expires_at="9999-12-31T23:59:59Z")
+    assert key["limits"] == wanted
+    [listed] = (await admin.get("/keys")).json()["items"]
+    assert (listed["limits"], listed["expires_at"]) == (wanted, "9999-12-31T23:59:59Z")
+
+
 async def test_the_answer_with_the_secret_is_not_to_be_stored(admin):
     answer = await admin.post("/keys", json={"tenant": "acme", "name": "web"})
     assert answer.headers["cache-control"] == "no-store"
@@ -130,6 +145,7 @@ async def test_scopes_are_tasks_models_and_admin_in_one_list(admin, scopes, task
         ({"tenant": "acme", "name": "x", "origins": ["https://a.example/"]}, "#/origins/0: must be as"),
         ({"tenant": "acme", "name": "x", "expires_at": "2100-01-01T00:00:00"}, "#/expires_at"),
         ({"tenant": "acme", "name": "x", "expires_at": "1900-01-01T00:00:00Z"}, "#/expires_at"),
+        ({"tenant": "acme", "name": "x", "expires_at": "9999-12-31T23:59:59-12:00"}, "#/expires_at"),
         ({"tenant": "acme", "name": "x", "surprise": 1}, "#/surprise: unknown field"),
     ],
 )
