@@ -34,7 +34,7 @@ class RedisKeyStore:
 
     async def create(self, key: ApiKey) -> None:
         """See `ports.KeyStore`."""
-        if not await self._put(key.id, there="", wanted=_written(key), member=_member(key)):
+        if not await self._put(key.id, there=b"", wanted=_written(key), member=_member(key)):
             raise TooManyKeys("another key has this id: try again")
 
     async def get(self, key_id: str) -> ApiKey:
@@ -93,23 +93,32 @@ class RedisKeyStore:
                 return
         raise RulesUnavailable("others change this key at the same time: try again")
 
-    async def _stored(self, key_id: str) -> str:
+    async def _stored(self, key_id: str) -> bytes:
+        """As it is there, be it text or not: only what is equal to that is replaced."""
         async with self._bounded():
-            text = await self._client.hget(self._names.all, key_id)
+            text: Any = await self._client.hget(self._names.all, key_id)
         if text is None:
             raise UnknownKey("there is no such key (those of the configuration are changed in its file)")
-        return text_of(text)
+        return bytes(text)
 
-    async def _put(self, key_id: str, *, there: str, wanted: str, member: str) -> bool:
+    async def _put(self, key_id: str, *, there: bytes, wanted: str, member: str) -> bool:
         names = self._names
-        args: list[str | int] = [key_id, there, wanted, member, secrets.token_hex(8), names.channel, self._max_keys]
+        args: list[str | bytes | int] = [
+            key_id,
+            there,
+            wanted,
+            member,
+            secrets.token_hex(8),
+            names.channel,
+            self._max_keys,
+        ]
         async with self._bounded():
             done = await self._script.run(self._client, [names.all, names.order, names.revision], args)
         if done == -1:
             raise TooManyKeys(f"there are {self._max_keys} keys: delete some that are not used")
         return bool(done)
 
-    def _readable(self, text: str) -> ApiKey:
+    def _readable(self, text: bytes) -> ApiKey:
         try:
             return parsed(text)
         except KeyFault as fault:

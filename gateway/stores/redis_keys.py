@@ -139,7 +139,7 @@ class RedisKeys:
         return await asyncio.shield(future)
 
     async def _read_all(self) -> None:
-        """Answer everybody who asks; whatever happens, nobody is left waiting."""
+        """Answer everybody who asks; whatever happens, nobody is left waiting, nor waits for more than one failure."""
         while self._queue:
             ids, self._queue = self._queue[:_BATCH], self._queue[_BATCH:]
             entries: dict[str, _Entry | None] = dict.fromkeys(ids)
@@ -148,6 +148,8 @@ class RedisKeys:
                 entries.update(await self._read(ids))
             except UNREACHABLE as error:
                 self._lost(error)
+                ids, self._queue = [*ids, *self._queue], []
+                entries = dict.fromkeys(ids)
             finally:
                 for key_id in ids:
                     if key_id in self._heard and entries[key_id] is not None:
@@ -212,8 +214,8 @@ class RedisKeys:
 
     def _hear(self, told: str) -> None:
         try:
-            key_id, before, after = json.loads(told)
-        except (TypeError, ValueError):  # the subscription has begun: what was said before was missed
+            key_id, before, after = (str(word) for word in json.loads(told))
+        except (TypeError, ValueError, RecursionError):  # the subscription has begun, so that something may be missed
             self._changed.set()
             return
         self._known.pop(key_id, None)

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import ssl
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -172,7 +172,7 @@ class Script:
     source: str
     sha: str
 
-    async def run(self, client: Redis, keys: list[str], args: list[str | int]) -> Any:
+    async def run(self, client: Redis, keys: list[str], args: Sequence[str | bytes | int]) -> Any:
         """Run it by its SHA-1, and by its source where Redis has forgotten it."""
         try:
             return await client.evalsha(self.sha, len(keys), *keys, *args)

@@ -161,16 +161,34 @@ async def test_a_tenants_keys_are_found_behind_many_of_others(store, monkeypatch
         assert await pages(store, size, tenant="acme") == ["n1", "n11"]
 
 
-async def test_a_key_that_cannot_be_read_is_told_and_can_be_deleted(store, redis_client, redis_prefix):
+@pytest.mark.parametrize("text", [b'{"id": 1}', b"", b"no JSON", b"\xff", b"[" * 100_000])
+async def test_a_key_that_cannot_be_read_is_told_and_can_be_deleted(store, redis_client, redis_prefix, text):
     await store.create(key(1))
     await store.create(key(2))
-    await redis_client.hset(f"{redis_prefix}{{keys}}:all", key(1).id, '{"id": 1}')
+    await redis_client.hset(f"{redis_prefix}{{keys}}:all", key(1).id, text)
     with pytest.raises(RulesUnavailable, match="cannot be read"):
         await store.get(key(1).id)
     assert await store.page(after="", size=9) == ([key(2)], None)
     await store.delete(key(1).id)
     with pytest.raises(UnknownKey):
         await store.get(key(1).id)
+
+
+async def test_a_change_is_told_even_where_the_revision_is_no_text(store, workers, redis_client, redis_prefix):
+    await store.create(key())
+    assert not (await workers[0].find(key().id)).key.is_disabled
+    await redis_client.delete(f"{redis_prefix}{{keys}}:revision")
+    await redis_client.rpush(f"{redis_prefix}{{keys}}:revision", "x")
+    await store.change(key().id, lambda one: replace(one, is_disabled=True))
+    await until_async(lambda: _is(workers[0], lambda found: found.key.is_disabled), timeout_s=1)
+
+
+async def test_a_key_that_cannot_be_listed_is_not_made(store, redis_client, redis_prefix):
+    await redis_client.rpush(f"{redis_prefix}{{keys}}:order", "x")
+    with pytest.raises(RulesUnavailable):
+        await store.create(key())
+    with pytest.raises(UnknownKey):
+        await store.get(key().id)
 
 
 async def test_a_redis_out_of_reach_is_told(switch, redis_prefix):
@@ -332,6 +350,38 @@ async def _finds(worker, key_id):
         return await worker.find(key_id)
     except KeysUnavailable:
         return None
+
+
+async def test_nobody_waits_longer_than_for_one_call(switch, redis_prefix, monkeypatch):
+    monkeypatch.setattr(redis_keys, "_BATCH", 2)
+    client = connect(switch.url)
+    worker = RedisKeys(client, redis_prefix, DEFAULT, timeout_s=0.2)
+    assert await worker.find(key().id) is None
+    calls, original = [], client.hmget
+
+    async def counted(name, ids):
+        calls.append(ids)
+        return await original(name, ids)
+
+    monkeypatch.setattr(client, "hmget", counted)
+    switch.pause()
+    refused = await asyncio.gather(*(worker.find(key(n).id) for n in range(2, 20)), return_exceptions=True)
+    assert {type(one) for one in refused} == {KeysUnavailable}
+    assert len(calls) == 1
+    await worker.close()
+    await client.aclose()
+
+
+async def test_a_message_of_somebody_else_stops_nothing(store, workers, redis_client, redis_prefix, caplog):
+    await store.create(key())
+    assert await workers[0].find(key().id) is not None
+    await heard_by(redis_client, redis_prefix, 2)
+    for said in ("", "x", "1", "[]", "[[], 1, {}]", '[{"a": 1}, null, "x"]', "[" * 100_000, '{"a": 1, "b": 2, "c": 3}'):
+        await redis_client.publish(f"{redis_prefix}keys:changed", said)
+    await store.change(key().id, lambda one: replace(one, is_disabled=True))
+    await until(lambda: key().id in workers[0]._heard)
+    assert (await workers[0].find(key().id)).key.is_disabled
+    assert caplog.records == []
 
 
 async def test_a_key_that_cannot_be_read_lets_nobody_in_and_refuses_nobody(store, workers, redis_client, redis_prefix):
