@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline, PubSub
-from redis.crc import key_slot
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -23,6 +23,8 @@ ASK_S: Final = 0.3
 PAUSE_S: Final = 0.25
 MAX_REDIRECTS: Final = 5
 TRY_AGAIN_S: Final = 0.02
+NOT_SO: Final = (TypeError, ValueError, LookupError, AttributeError)
+"""What reading an answer raises that is not of its form: of something else than Redis, or of one gone mad."""
 
 _Address = tuple[str, int]
 _Command = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -96,8 +98,10 @@ class ClusterClient(Redis):
             await self._run_part(*parts.popitem(), commands, answers)
         else:
             await asyncio.gather(*(self._run_part(*part, commands, answers) for part in parts.items()))
-        moved = [i for i, answer in enumerate(answers) if isinstance(answer, MovedError)]
+        moved = [i for i, answer in enumerate(answers) if isinstance(answer, MovedError | TryAgainError)]
         if moved and redirects:
+            if any(isinstance(answers[i], TryAgainError) for i in moved):
+                await asyncio.sleep(TRY_AGAIN_S)
             again = await self.run([commands[i] for i in moved], redirects - 1)
             for i, answer in zip(moved, again, strict=True):
                 answers[i] = answer
@@ -123,7 +127,7 @@ class ClusterClient(Redis):
             answers[i] = answer
             if isinstance(answer, MovedError):
                 self._moved(answer, address)
-            elif isinstance(answer, AskError | TryAgainError):
+            elif isinstance(answer, AskError):
                 answers[i] = await self._alone(commands[i])
             elif isinstance(answer, ClusterDownError):
                 self._look()
@@ -175,10 +179,11 @@ class ClusterClient(Redis):
                 try:
                     async with asyncio.timeout(ASK_S):
                         told = await self._node(address).execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]  # the library's
-                except (RedisError, OSError):
+                    slots, known = _masters(told, address), _all(told, address)
+                except (RedisError, OSError, *NOT_SO):
                     continue
-                if told:
-                    await self._take(_masters(told, address), _all(told, address))
+                if slots:
+                    await self._take(slots, known)
                     return
         finally:
             self._reading = None
@@ -229,9 +234,11 @@ def _key(args: Sequence[Any]) -> bytes | None:
 
 
 def _masters(told: Sequence[Any], asked: _Address) -> dict[int, _Address]:
-    """CLUSTER SLOTS by slot."""
+    """CLUSTER SLOTS by slot. Raises one of `NOT_SO` for what is none."""
     slots: dict[int, _Address] = {}
     for first, last, master, *_ in told:
+        if not 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
+            raise ValueError("there are no such slots")
         address = _named(master, asked)  # one tuple for the whole range
         slots.update((slot, address) for slot in range(first, last + 1))
     return slots

@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from gateway.settings.redis import RedisPlace
+from gateway.stores.redis_cluster import NOT_SO
 
 ASK_S: Final = 0.5
 
@@ -53,11 +54,11 @@ class _Sentinels(Sentinel):
             for answer in asyncio.as_completed(asked, timeout=ASK_S):
                 try:
                     found = await answer
-                except (RedisError, OSError):
+                    if found is not None:
+                        host, port = found
+                        return host.decode(), int(port)
+                except (RedisError, OSError, *NOT_SO):
                     continue
-                if found is not None:
-                    host, port = found
-                    return host.decode() if isinstance(host, bytes) else host, int(port)
         finally:
             for task in asked:
                 task.cancel()
