@@ -61,7 +61,7 @@ def sign(token: ClientToken, signing: bytes) -> str:
     }
     given = {name: value for name, value in document.items() if value is not None}
     payload = _written(json.dumps(given, separators=(",", ":")).encode())
-    return f"{PREFIX}{payload}.{_written(_mac(payload, signing))}"
+    return f"{PREFIX}{payload}.{_mac(payload, signing)}"
 
 
 def read(text: str, signing: bytes) -> ClientToken | None:
@@ -69,9 +69,9 @@ def read(text: str, signing: bytes) -> ClientToken | None:
     payload, _, signature = text.removeprefix(PREFIX).partition(".")
     if not text.startswith(PREFIX) or len(text) > MAX_TOKEN or not text.isascii():
         return None
+    if not hmac.compare_digest(signature, _mac(payload, signing)):
+        return None
     try:
-        if not hmac.compare_digest(_bytes(signature), _mac(payload, signing)):
-            return None
         return _token(json.loads(_bytes(payload)))
     except (binascii.Error, KeyFault, ValueError):
         return None
@@ -114,8 +114,9 @@ def _token(document: object) -> ClientToken:
     )
 
 
-def _mac(payload: str, signing: bytes) -> bytes:
-    return hmac.new(signing, payload.encode(), hashlib.sha256).digest()
+def _mac(payload: str, signing: bytes) -> str:
+    """As text, and compared so: of one and the same signature there are many spellings, and one is ours."""
+    return _written(hmac.new(signing, payload.encode(), hashlib.sha256).digest())
 
 
 def _written(raw: bytes) -> str:
