@@ -80,14 +80,17 @@ _ENDS: Mapping[type[GatewayError], Closing] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What the handshake has settled for all chunks. `identify` tells whether its key is still in force."""
+    """What the handshake has settled for all chunks. `identify` tells whether its key is still in force.
+
+    `priority` is the one that was asked for, if any: what the key may of it, it may have later too.
+    """
 
     id: str
     caller: Caller
     identify: Callable[[], Awaitable[Caller]]
     task: Task
     timeout_us: int
-    priority: Priority
+    priority: Priority | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ class StreamEndpoint:
 def _enter(headers: Headers, caller: Caller, task: Task, identify: Callable[[], Awaitable[Caller]]) -> Opening:
     """What the socket is for. Raises `GatewayError`."""
     authorize(caller, task.name)
+    asked = priority(headers)
+    authorized_priority(caller, asked)
     if not task.contract.is_sequence:
         raise NotFound(f"the task '{task.name}' has no stream: it keeps no state from request to request")
     return Opening(
@@ -162,7 +167,7 @@ def _enter(headers: Headers, caller: Caller, task: Task, identify: Callable[[], 
         identify=identify,
         task=task,
         timeout_us=timeout_us(headers, task),
-        priority=authorized_priority(caller, priority(headers)),
+        priority=asked,
     )
 
 
@@ -250,6 +255,7 @@ class Stream:
         try:
             caller = await opening.identify()  # a socket lives long: its key may have been revoked meanwhile
             authorize(caller, opening.task.name)
+            granted = authorized_priority(caller, opening.priority)
             parsed = opening.task.contract.parse(chunk.given, chunk.parameters)
         except GatewayError as error:
             self._record(error, now_us)
@@ -262,7 +268,7 @@ class Stream:
             received_us=now_us,
             deadline_us=now_us + opening.timeout_us,
             sequence=SequenceStep(id=self._sequence, is_start=not self._has_begun, is_end=chunk.is_end),
-            priority=opening.priority,
+            priority=granted,
         )
         _, answer, finished = await unary(pipeline, request)
         if not isinstance(answer, Answer):

@@ -1,6 +1,7 @@
 """Keys that are made, changed and revoked while two workers serve, over a real Redis."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -100,13 +101,43 @@ async def test_without_redis_a_known_key_works_and_another_is_not_called_unknown
         await client.aclose()
 
 
-async def test_an_open_socket_ends_with_its_key(admin, redis_client, redis_prefix):
+@contextlib.asynccontextmanager
+async def with_sockets(redis, prefix):
+    """A worker with a task that keeps state."""
     options = {"backends": [StatefulBackend("stateful")], "more_tasks": stateful.TASKS}
     rules = [{**rule, "split": [{**rule["split"][0], "backend": "stateful"}]} for rule in stateful.RULES]
-    async with worker(redis_client, redis_prefix, rules=rules, **options) as one:
+    async with worker(redis, prefix, rules=rules, **options) as one:
+        yield one
+
+
+def opened(one, key, **headers):
+    url = one.gw.url.replace("http", "ws") + "/v1/tasks/total/stream"
+    protocols = ["gateway.v1", f"bearer.{key['key']}"]
+    return websocket(url, subprotocols=protocols, additional_headers=headers, proxy=None)
+
+
+@pytest.mark.parametrize("asked", [{}, {"x-priority": "interactive"}])
+async def test_an_open_socket_is_not_more_urgent_than_its_key(admin, redis_client, redis_prefix, asked):
+    limit = {"requests": 1, "per": "minute", "priority": "batch"}
+    async with with_sockets(redis_client, redis_prefix) as one:
+        key = await made(admin, limits=[limit])
+        async with opened(one, key, **asked) as socket:
+            await socket.send(json.dumps({"input": {"number": 1}}))
+            assert (await told(socket))["output"] == {"total": 1}
+            await admin.patch(f"/keys/{key['id']}", json={"priority": "batch"})
+            await until(lambda: key["id"] not in one.keys._known, timeout_s=1)
+            answers = []
+            for _ in range(2):
+                await socket.send(json.dumps({"input": {"number": 1}}))
+                answers.append(await told(socket))
+            codes = [one.get("error", {}).get("code") for one in answers]
+            assert codes == (["forbidden", "forbidden"] if asked else [None, "rate_limited"])
+
+
+async def test_an_open_socket_ends_with_its_key(admin, redis_client, redis_prefix):
+    async with with_sockets(redis_client, redis_prefix) as one:
         key = await made(admin)
-        url = one.gw.url.replace("http", "ws") + "/v1/tasks/total/stream"
-        async with websocket(url, subprotocols=["gateway.v1", f"bearer.{key['key']}"], proxy=None) as socket:
+        async with opened(one, key) as socket:
             await socket.send(json.dumps({"input": {"number": 1}}))
             assert (await told(socket))["output"] == {"total": 1}
             await admin.delete(f"/keys/{key['id']}")
