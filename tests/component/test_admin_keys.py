@@ -80,6 +80,22 @@ async def test_the_largest_limits_are_shown_as_they_were_given(admin, shared_by)
     assert (listed["limits"], listed["expires_at"]) == (wanted, "9999-12-31T23:59:59Z")
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        *({kind: 5, "per": per} for kind in ("requests", "tokens") for per in ("second", "minute", "hour", "day")),
+        {"usd": 5.25, "per": "day"},
+        {"usd": 1e-9, "per": "month"},
+        {"concurrent": 5},
+    ],
+)
+async def test_every_kind_of_limit_is_shown_as_it_was_given(admin, limit):
+    wanted = [{**limit, "shared_by": "key"}]
+    key = await made(admin, limits=[limit])
+    assert key["limits"] == wanted
+    assert [one["limits"] for one in (await admin.get("/keys")).json()["items"]] == [wanted]
+
+
 async def test_the_answer_with_the_secret_is_not_to_be_stored(admin):
     answer = await admin.post("/keys", json={"tenant": "acme", "name": "web"})
     assert answer.headers["cache-control"] == "no-store"
