@@ -1,6 +1,7 @@
 """`gateway keys`: make, show and change API keys while everything runs."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, 
 app = typer.Typer(help="Make, show and change API keys; all workers follow within a second.", no_args_is_help=True)
 
 PAGE = 500
+MAX_DAYS = 36_500
 _KINDS = {"requests": int, "tokens": int, "usd": float, "concurrent": int}
 
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, not the key itself.")]
@@ -36,7 +38,7 @@ def create(
     ] = None,
     batch: Annotated[bool, typer.Option("--batch", help="Its requests are never interactive.")] = False,
     admin: Annotated[bool, typer.Option("--admin", help="It may load and unload models on /v2/repository.")] = False,
-    days: Annotated[int, typer.Option(min=0, help="It expires after so many days; 0: never.")] = 0,
+    days: Annotated[int, typer.Option(min=0, max=MAX_DAYS, help="It expires after so many days; 0: never.")] = 0,
     as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
@@ -180,10 +182,10 @@ def _limit(text: str) -> dict[str, Any]:
     kind, equals, rest = text.partition("=")
     amount, slash, per = rest.partition("/")
     try:
-        number = float(amount) if equals and kind in _KINDS else None
+        number = float(amount) if equals and kind in _KINDS else math.nan
     except ValueError:
-        number = None
-    if number is None:
+        number = math.nan
+    if not math.isfinite(number):
         raise Failure(f"--limit {text}: write it as requests=60/minute, usd=10/month or concurrent=4", EXIT_USAGE)
     return {kind: number if kind == "usd" else int(number), **({"per": per} if slash else {})}
 

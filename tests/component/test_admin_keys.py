@@ -326,11 +326,17 @@ def test_a_key_with_everything(run):
     [
         ("create", "acme", "x", "--limit", "60/minute"),
         ("create", "acme", "x", "--limit", "requests=many/day"),
+        ("create", "acme", "x", "--limit", "requests=inf/day"),
+        ("create", "acme", "x", "--limit", "usd=nan/day"),
         ("show", "gw_x"),
     ],
 )
 def test_what_cannot_be_meant_is_told_before_it_is_sent(run, args):
     assert len(run(*args, code=2).stderr.splitlines()) == 1
+
+
+def test_a_time_that_no_calendar_has_is_refused(run):
+    assert "--days" in run("create", "acme", "x", "--days", "1000000000", code=2).stderr
 
 
 def test_a_refusal_names_the_field(run):
