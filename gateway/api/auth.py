@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.types import Scope
@@ -41,7 +41,7 @@ class Identity:
 class KeptSecret:
     """A signing secret that is there from the start."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     async def signing(self) -> bytes:
         """See `Signing`."""

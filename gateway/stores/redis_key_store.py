@@ -48,7 +48,7 @@ class RedisKeyStore:
         while True:
             members, texts = await self._scanned(cursor)
             for member, text in zip(members, texts, strict=True):
-                key = None if text is None else self._listed(text)
+                key = None if text is None else self._listed(member, text)
                 if key is None or (tenant and key.tenant != tenant):
                     continue
                 if len(found) == size:
@@ -64,7 +64,7 @@ class RedisKeyStore:
             start = f"({after}" if after else "-"
             members = await self._client.zrangebylex(self._names.order, start, "+", start=0, num=_BATCH)
             names = [text_of(member) for member in members]
-            ids = [name.partition(":")[2] for name in names]
+            ids = [_id_of(name) for name in names]
             return names, await self._client.hmget(self._names.all, ids) if ids else []
 
     async def change(
@@ -124,11 +124,11 @@ class RedisKeyStore:
         except KeyFault as fault:
             raise RulesUnavailable(f"the stored key cannot be read: {fault}") from fault
 
-    def _listed(self, text: bytes | str) -> ApiKey | None:
+    def _listed(self, member: str, text: bytes | str) -> ApiKey | None:
         try:
             return parsed(text)
         except KeyFault as fault:
-            _log.error("key_unreadable", extra={"detail": str(fault)})
+            _log.error("key_unreadable", extra={"key": _id_of(member), "detail": str(fault)})
             return None
 
     @contextlib.asynccontextmanager
@@ -142,6 +142,10 @@ class RedisKeyStore:
 
 def _member(key: ApiKey) -> str:
     return f"{key.created_s:012d}:{key.id}"
+
+
+def _id_of(member: str) -> str:
+    return member.partition(":")[2]
 
 
 def _written(key: ApiKey) -> str:

@@ -162,13 +162,14 @@ async def test_a_tenants_keys_are_found_behind_many_of_others(store, monkeypatch
 
 
 @pytest.mark.parametrize("text", [b'{"id": 1}', b"", b"no JSON", b"\xff", b"[" * 100_000])
-async def test_a_key_that_cannot_be_read_is_told_and_can_be_deleted(store, redis_client, redis_prefix, text):
+async def test_a_key_that_cannot_be_read_is_told_and_can_be_deleted(store, redis_client, redis_prefix, text, caplog):
     await store.create(key(1))
     await store.create(key(2))
     await redis_client.hset(f"{redis_prefix}{{keys}}:all", key(1).id, text)
     with pytest.raises(RulesUnavailable, match="cannot be read"):
         await store.get(key(1).id)
     assert await store.page(after="", size=9) == ([key(2)], None)
+    assert [record.key for record in caplog.records] == [key(1).id]
     await store.delete(key(1).id)
     with pytest.raises(UnknownKey):
         await store.get(key(1).id)
