@@ -26,10 +26,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from gateway.core.errors import KeysUnavailable
 from gateway.core.keys import ApiKey, KeyFault, KnownKey, caller_of, parse_key
 from gateway.core.types import Limit
+from gateway.settings import MIN_SIGNING_BYTES
 from gateway.stores.redis_script import UNREACHABLE, in_time, listen
 
 POLL_S: Final = 0.5
@@ -112,8 +114,6 @@ class RedisKeys:
 
     async def signing(self) -> bytes:
         """The secret that signs client tokens. Raises `KeysUnavailable`."""
-        if self._signing is None and not self._is_away:
-            await self._poll()
         if self._signing is None:
             raise KeysUnavailable("client tokens cannot be signed or read now", retry_after_us=_RETRY_US)
         return self._signing
@@ -232,20 +232,35 @@ class RedisKeys:
             async with in_time(self._timeout_s):
                 revision, signing = await self._client.mget(self._names.revision, self._names.signing)
                 if signing is None:
-                    ours = self._signing.decode() if self._signing else secrets.token_hex(32)
-                    await self._client.set(self._names.signing, ours, nx=True)
-                    signing = await self._client.get(self._names.signing)
+                    signing = await self._made_signing()
         except UNREACHABLE as error:
             self._lost(error)
             return
         self._contact_s = time.monotonic()
-        self._signing = text_of(signing).encode()
+        self._sign_with(text_of(signing).encode())
         if text_of(revision) != self._revision:
             self._revision = text_of(revision)
             self._epoch += 1
         if self._is_away:
             self._is_away = False
             _log.warning("key_store_restored")
+
+    async def _made_signing(self) -> Any:
+        ours = self._signing.decode() if self._signing else secrets.token_hex(32)
+        try:
+            await self._client.set(self._names.signing, ours, nx=True)
+            return await self._client.get(self._names.signing)
+        except ResponseError:  # something else is in its place, or there is no room: keys are good all the same
+            return None
+
+    def _sign_with(self, secret: bytes) -> None:
+        """Take a secret; one that could be guessed is none."""
+        if len(secret) >= MIN_SIGNING_BYTES:
+            self._signing = secret
+            return
+        if self._signing is not None or self._revision is None:
+            _log.error("signing_secret_unusable", extra={"at": self._names.signing})
+        self._signing = None
 
     def _lost(self, error: BaseException) -> None:
         if not self._is_away:

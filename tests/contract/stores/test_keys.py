@@ -423,6 +423,30 @@ async def test_all_workers_sign_with_one_secret(workers, redis_client, redis_pre
         await until_async(lambda w=worker: _signs(w, b"ab" * 32))
 
 
+@pytest.mark.parametrize("there", [b"", b"short", ["a", "list"]])
+async def test_nothing_is_signed_with_what_is_no_secret_and_keys_are_good_all_the_same(
+    store, workers, redis_client, redis_prefix, caplog, there
+):
+    name = f"{redis_prefix}{{keys}}:signing"
+    await store.create(key())
+    before = await workers[0].signing()
+    if isinstance(there, bytes):
+        await redis_client.set(name, there)
+    else:
+        await redis_client.delete(name)
+        await redis_client.rpush(name, *there)
+    await until(lambda: workers[0]._signing is None)
+    with pytest.raises(KeysUnavailable):
+        await workers[0].signing()
+    assert (await workers[0].find(key().id)).key == key()
+    assert await workers[0].find(key(2).id) is None
+    assert "signing_secret_unusable" in caplog.text
+    assert "key_store_unreachable" not in caplog.text
+    await redis_client.delete(name)
+    await redis_client.set(name, before)
+    await until(lambda: workers[0]._signing == before)
+
+
 async def _signs(worker, secret):
     return await worker.signing() == secret
 
