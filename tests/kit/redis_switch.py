@@ -69,6 +69,7 @@ class RedisSwitch:
         task = asyncio.ensure_future(self._relay(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also of one that was cut before it began
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Both directions of one connection; ends with either."""
@@ -86,7 +87,6 @@ class RedisSwitch:
         finally:
             for each in writers:
                 each.close()
-            writer.transport.abort()
 
     async def _commands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         buffer = bytearray()

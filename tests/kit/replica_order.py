@@ -18,7 +18,6 @@ from redis.asyncio import Redis
 from tests.kit.replica_runs import all_of, at_rest, keys
 from tests.kit.replicas import Answer, Execution, Replica, Rounds, Workshop, all_workers, replicas
 
-LEASE_S: Final = 10.0
 LEAVES: Final = 0.1  # of all callers
 KILL_AT: Final = 0.4  # of all requests
 LEAVING_ROUNDS: Final = 2  # from a peer's leaving until our loop says so, or an answer that nobody takes is written
