@@ -11,9 +11,8 @@ Four kinds of limits in three forms:
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from gateway.core.types import Caller, Limit, LimitState, Priority, Verdict
 
@@ -32,8 +31,7 @@ FORMS: Final[dict[str, Form]] = {"requests": "rate", "tokens": "rate", "usd": "b
 _PERIODS: Final[dict[Form, tuple[str, ...]]] = {"rate": tuple(PERIODS_US), "budget": ("day", "month"), "places": ("",)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class Take(NamedTuple):
     """What one request takes of one counter, all in the counter's own unit.
 
     Attributes:
@@ -57,8 +55,7 @@ class Take:
         return FORMS[self.limit.kind]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """What one counter said.
 
     Attributes:
@@ -99,7 +96,7 @@ def takes(counted: Sequence[Take], *, tokens: int, nano_usd: int) -> tuple[Take,
     amounts = {"tokens": tokens, "usd": nano_usd}
     return tuple(
         [
-            replace(take, cost=cost_of(take.limit, amounts[take.limit.kind])) if take.limit.kind in amounts else take
+            take._replace(cost=cost_of(take.limit, amounts[take.limit.kind])) if take.limit.kind in amounts else take
             for take in counted
         ]
     )
@@ -166,8 +163,8 @@ def _part(take: Take, workers: int) -> Take:
         return take
     if take.form == "rate":
         cost = take.cost * workers
-        return replace(take, cost=cost, bound=max(cost, take.bound), parts=workers)
-    return replace(take, bound=max(take.cost, take.bound // workers))
+        return take._replace(cost=cost, bound=max(cost, take.bound), parts=workers)
+    return take._replace(bound=max(take.cost, take.bound // workers))
 
 
 def spent_of(taken: Iterable[Take], *, tokens: int, nano_usd: int) -> list[int]:
@@ -183,7 +180,7 @@ def verdict(taken: Sequence[Take], rows: Sequence[Row], *, now_us: int, admitted
     """One verdict over all counters. `rows` are in the order of `taken`; of one not `admitted` nothing was taken."""
     told: Iterable[tuple[Take, Row]] = zip(taken, rows, strict=True)
     if not admitted:
-        told = ((take, replace(row, value=row.value - take.cost) if row.passed else row) for take, row in told)
+        told = ((take, row._replace(value=row.value - take.cost) if row.passed else row) for take, row in told)
     states = tuple([_state(take, row, now_us) for take, row in told])
     if admitted:
         return Verdict(allowed=True, states=states)

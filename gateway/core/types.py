@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 Priority = Literal["interactive", "batch"]
 
@@ -325,8 +325,7 @@ class Timing:
     queue_us: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitState:
+class LimitState(NamedTuple):
     """How a limit stands after a request, in the limit's own unit.
 
     Attributes:

@@ -1,16 +1,16 @@
 -- Steps of one owner's admissions, one after another: gateway/core/admissions.py::Book inside Redis. A test with random
 -- histories proves the two equal. All times are whole microseconds.
 --
--- KEYS[1..2] `..open` (zset: id -> end of its lease) and `..held` (hash: id -> JSON of what it holds); then, for each
---            `admit`, its counters, and its queue and the queue's number where it has one. What a lease's end or
---            `settle` gives back lies under the same hash tag: those names begin like KEYS[1].
--- ARGV[1]    '' = Redis's own clock, so that all gateways agree; tests give the instant here
--- ARGV[2]    how long a lease lasts
--- ARGV[3..]  the steps:
---            settle, id, n, then n amounts that were used up in the stead of what it holds
---            renew, n, then n ids; they stand as 0 gone, 1 held, 2 held and first
---            admit, id, n, bound of the queue ('' = no queue), then n takes: form, cost, bound, is held (0 or 1), and
---            for `spent` three ends of periods
+-- KEYS[1..2] `..open` (zset: id -> end of its lease) and `..held` (hash: id -> JSON of what it holds). All else that is
+--            touched lies under the same hash tag: those names begin like KEYS[1].
+-- ARGV[1]    MessagePack of one list of words, as a client packs each argument by itself, and not cheaply:
+--            1    '' = Redis's own clock, so that all gateways agree; tests give the instant here
+--            2    how long a lease lasts
+--            3..  the steps:
+--                 settle, id, n, then n amounts that were used up in the stead of what it holds
+--                 renew, n, then n ids; they stand as 0 gone, 1 held, 2 held and first
+--                 admit, id, n, bound of the queue ('' = no queue), then n takes: form, key, cost, bound, is held
+--                 (true or false), and for `spent` three ends of periods; then the queue, where there is one
 -- Returns    now, the ids whose turn has come, then one list for each `renew` and each `admit`; of `admit`: admitted,
 --            ticket, ahead, is the queue full, then three for each take: passed, value, end of its period
 --
@@ -27,27 +27,23 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
-local now = tonumber(ARGV[1])
+local words = cmsgpack.unpack(ARGV[1])
+local now = tonumber(words[1])
 if not now then
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
-local lease = tonumber(ARGV[2])
+local lease = words[2]
 
 local open, held = KEYS[1], KEYS[2]
 local root = string.sub(open, 1, -5)
 local answer = { now, {} }
-local next_key, next_arg = 3, 3
+local next_word = 3
 local is_swept = false
 
-local function take_key()
-  next_key = next_key + 1
-  return KEYS[next_key - 1]
-end
-
-local function take_arg()
-  next_arg = next_arg + 1
-  return ARGV[next_arg - 1]
+local function word()
+  next_word = next_word + 1
+  return words[next_word - 1]
 end
 
 -- --- counters ---
@@ -148,9 +144,9 @@ end
 -- --- the steps ---
 
 local function settle()
-  local id, used, turns = take_arg(), {}, {}
-  for i = 1, tonumber(take_arg()) do
-    used[i] = tonumber(take_arg())
+  local id, used, turns = word(), {}, {}
+  for i = 1, word() do
+    used[i] = word()
   end
   give_back(id, used, turns)
   wake(turns)
@@ -178,8 +174,8 @@ end
 
 local function renew()
   local ids, queues, turns, standings = {}, {}, {}, {}
-  for i = 1, tonumber(take_arg()) do
-    ids[i] = take_arg()
+  for i = 1, word() do
+    ids[i] = word()
     if redis.call('ZSCORE', open, ids[i]) then
       queues[ids[i]] = keep(ids[i])
     end
@@ -212,10 +208,11 @@ local function stored(take)
 end
 
 local function take_of()
-  local take = { key = take_key(), form = take_arg(), cost = tonumber(take_arg()), bound = tonumber(take_arg()) }
-  take.is_held, take.ends = take_arg() == '1', 0
+  local form = word()
+  local take = { form = form, key = root .. form .. ':' .. word(), cost = word(), bound = word(), is_held = word() }
+  take.ends = 0
   if take.form == 'spent' then
-    local ends = { tonumber(take_arg()), tonumber(take_arg()), tonumber(take_arg()) }
+    local ends = { word(), word(), word() }
     take.ends = ends[1] > now and ends[1] or ends[2] > now and ends[2] or ends[3]
   end
   return take
@@ -236,8 +233,8 @@ local function hold(id, takes, queue)
   local what = { queue and string.sub(queue, #root + 7) or '' }
   for _, take in ipairs(takes) do
     if take.is_held then
-      for _, word in ipairs({ string.sub(take.key, #root + 1), text(take.cost), text(take.bound), text(take.ends) }) do
-        what[#what + 1] = word
+      for _, one in ipairs({ string.sub(take.key, #root + 1), text(take.cost), text(take.bound), text(take.ends) }) do
+        what[#what + 1] = one
       end
     end
   end
@@ -257,8 +254,7 @@ local function again(id, n, has_queue)
     said[3 * i + 2], said[3 * i + 3], said[3 * i + 4] = 1, stored(take), take.ends
   end
   if has_queue then
-    local queue = take_key()
-    take_key()
+    local queue = root .. 'queue:' .. word()
     said[2] = tonumber(redis.call('ZSCORE', queue, id) or '') or 0
     said[3] = redis.call('ZRANK', queue, id) or 0
   end
@@ -267,7 +263,7 @@ local function again(id, n, has_queue)
 end
 
 local function admit()
-  local id, n, queue_bound = take_arg(), tonumber(take_arg()), tonumber(take_arg())
+  local id, n, queue_bound = word(), word(), tonumber(word())
   local turns, takes, after, said = {}, {}, {}, { 1, 0, 0, 0 }
   sweep(SWEPT_AT_ONCE, turns)
   wake(turns)
@@ -282,7 +278,8 @@ local function admit()
     takes[i], after[take.key], said[1] = take, value, passes and said[1] or 0
     said[3 * i + 2], said[3 * i + 3], said[3 * i + 4] = passes and 1 or 0, value, take.ends
   end
-  local queue, number = queue_bound and take_key(), queue_bound and take_key()
+  local name = queue_bound and word()
+  local queue, number = name and root .. 'queue:' .. name, name and root .. 'number:' .. name
   if queue then
     said[3] = redis.call('ZCARD', queue)
     if said[3] >= queue_bound then
@@ -306,8 +303,8 @@ local function admit()
   return said
 end
 
-while next_arg <= #ARGV do
-  local step = take_arg()
+while next_word <= #words do
+  local step = word()
   if step == 'settle' then
     settle()
   elseif step == 'renew' then

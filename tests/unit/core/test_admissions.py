@@ -1,6 +1,5 @@
 """What is taken at once, and given back whichever way a request ends: step by step, and over random histories."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -306,7 +305,7 @@ CHUNKS, HISTORIES = 25, 4000
 STEPS, SHORT_LEASE, BUDGET, QUEUE_BOUND = 20, 30, 60, 5
 KEYS = ("a", "b")
 PLACE, MONEY = taken(concurrent(7))[0], taken(usd(BUDGET), cost=10)[0]
-RATE = replace(taken(tokens(60), cost=1)[0], cost=9, bound=100)
+RATE = taken(tokens(60), cost=1)[0]._replace(cost=9, bound=100)
 
 
 class History:
