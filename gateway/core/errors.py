@@ -3,6 +3,7 @@
 A `GatewayError` is what a client sees: a stable `code`, an HTTP status and a sentence that is safe to show.
 A `BackendError` is what an adapter raises about its backend; `core.attempts` turns it into the next attempt
 or into a `GatewayError`. Nothing else crosses a module border: adapters translate foreign exceptions once.
+The list is closed, so it stands in one file, however long.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""The values that walk through the gateway. All frozen; data only moves down."""
+"""The values that walk through the gateway. All frozen; data only moves down.
+
+One file, longer than others, since they name each other all the way from the caller to the answer.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
