@@ -25,8 +25,8 @@ from gateway.core.errors import (
     OrderingUnavailable,
     RateLimited,
 )
-from gateway.core.policies import OnStoreDown
 from gateway.core.rate_limit import Row, Take, boundaries_us, name_of, verdict
+from gateway.core.rules.policies import OnStoreDown
 from gateway.core.types import Verdict
 
 LEASE_US: Final = 10_000_000

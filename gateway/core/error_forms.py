@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.errors import GatewayError, Unauthorized
+from gateway.core.errors import GatewayError, StaleRevision, Unauthorized
 
 
 def problem_document(error: GatewayError, faults: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
@@ -16,13 +16,16 @@ def problem_document(error: GatewayError, faults: Sequence[Mapping[str, str]] = 
         # A JSON pointer leads into the body; headers (they have a `-`) and the body itself are not in it.
         is_inside = "-" not in error.field and error.field != "body"
         faults = [fault | {"pointer": pointer(error.field)}] if is_inside else [fault]
-    document = {
+    document: dict[str, Any] = {
         "type": "about:blank",
         "title": error.title,
         "status": error.status,
         "detail": error.detail,
         "code": error.code,
     }
+    if isinstance(error, StaleRevision):
+        document |= {"expected": error.expected, "current": error.current}
+        document |= {} if error.changes is None else {"changes": list(error.changes)}
     return {**document, "errors": list(faults)} if faults else document
 
 

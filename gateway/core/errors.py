@@ -6,9 +6,10 @@ or into a `GatewayError`. Nothing else crosses a module border: adapters transla
 The list is closed, so it stands in one file, however long.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gateway.core.types import Place, Recalled, Verdict
 
@@ -178,6 +179,12 @@ class NoHealthyBackend(GatewayError):
     code, status, title = "no_healthy_backend", 503, "No healthy backend"
 
 
+class Blocked(GatewayError):
+    """An operator has switched such requests off for now."""
+
+    code, status, title = "blocked", 503, "Switched off"
+
+
 class SequencesUnavailable(GatewayError):
     """The store that says where sequences live cannot be asked now."""
 
@@ -257,14 +264,60 @@ class RevisionRequired(GatewayError):
 
 
 class StaleRevision(GatewayError):
-    """A change made from a revision that is no longer the newest."""
+    """A change made from a revision that is no longer the newest.
+
+    `changes` is what others have changed since, as documents; None where nobody has looked.
+    """
 
     code, status, title = "revision_stale", 412, "Revision is stale"
+    changes: Sequence[Mapping[str, Any]] | None = None
 
     def __init__(self, *, expected: int, current: int) -> None:
         super().__init__(f"made from revision {expected}, but the current revision is {current}")
         self.expected = expected
         self.current = current
+
+
+class UnknownRevision(GatewayError):
+    """No rule set of that revision is kept."""
+
+    code, status, title = "unknown_revision", 404, "Unknown revision"
+
+
+class Frozen(GatewayError):
+    """An operator has frozen the rules: they cannot be changed for now."""
+
+    code, status, title = "frozen", 409, "Changes are frozen"
+
+
+class UnknownSwitch(GatewayError):
+    """No switch has this id."""
+
+    code, status, title = "unknown_switch", 404, "Unknown switch"
+
+
+class TooManySwitches(GatewayError):
+    """As many switches are set as may be."""
+
+    code, status, title = "too_many_switches", 409, "Too many switches"
+
+
+class UnknownRollout(GatewayError):
+    """No rollout has this id."""
+
+    code, status, title = "unknown_rollout", 404, "Unknown rollout"
+
+
+class RolloutConflict(GatewayError):
+    """The rule, or another rollout of it, is not in a state in which this can be done."""
+
+    code, status, title = "rollout_conflict", 409, "Rollout conflict"
+
+
+class UnknownRequest(GatewayError):
+    """No request of that id is on record any more."""
+
+    code, status, title = "unknown_request", 404, "Unknown request"
 
 
 class UnknownDeploy(GatewayError):
@@ -318,6 +371,7 @@ DATA_PLANE: tuple[type[GatewayError], ...] = (
     OrderingQueueFull,
     QueueFull,
     NoHealthyBackend,
+    Blocked,
     SequencesUnavailable,
     KeysUnavailable,
     LimitsUnavailable,
@@ -334,6 +388,13 @@ CONTROL_PLANE: tuple[type[GatewayError], ...] = (
     UnknownRule,
     RevisionRequired,
     StaleRevision,
+    UnknownRevision,
+    Frozen,
+    UnknownSwitch,
+    TooManySwitches,
+    UnknownRollout,
+    RolloutConflict,
+    UnknownRequest,
     UnknownDeploy,
     DeployConflict,
     UnknownKey,

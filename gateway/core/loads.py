@@ -230,6 +230,10 @@ class LoadBoard:
             since_sent_us=max(0, now_us - record.sent_us),
         )
 
+    def places(self) -> Collection[Place]:
+        """Those of which something is remembered."""
+        return tuple(self._records)
+
     def keep_only(self, places: Collection[Place]) -> None:
         """Forget all others, but for those that have requests now. The model `*` keeps every model of its server."""
         forgotten = [

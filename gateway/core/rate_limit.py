@@ -28,7 +28,7 @@ MAX_WINDOW_US: Final = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to whi
 
 Form = Literal["rate", "budget", "places"]
 FORMS: Final[dict[str, Form]] = {"requests": "rate", "tokens": "rate", "usd": "budget", "concurrent": "places"}
-_PERIODS: Final[dict[Form, tuple[str, ...]]] = {"rate": tuple(PERIODS_US), "budget": ("day", "month"), "places": ("",)}
+PERIODS: Final[dict[Form, tuple[str, ...]]] = {"rate": tuple(PERIODS_US), "budget": ("day", "month"), "places": ("",)}
 
 
 class Take(NamedTuple):
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 def is_sound(limit: Limit) -> bool:
     """Whether its numbers fit together and can be counted exactly; the names in it are others' concern."""
     form = FORMS.get(limit.kind)
-    if form is None or not 1 <= limit.amount <= MOST_OF[limit.kind] or limit.per not in _PERIODS[form]:
+    if form is None or not 1 <= limit.amount <= MOST_OF[limit.kind] or limit.per not in PERIODS[form]:
         return False
     if form != "rate":
         return limit.burst == 0
@@ -79,12 +79,14 @@ def is_sound(limit: Limit) -> bool:
     return 1 <= limit.burst <= MOST_OF["tokens"] and window_us <= MAX_WINDOW_US
 
 
-def counters(caller: Caller, task: str, model: str, priority: Priority) -> tuple[Take, ...]:
-    """What such a request takes at least, of each counter of the caller's limits that counts it."""
-    if not caller.limits:
+def counters(
+    caller: Caller, task: str, model: str, priority: Priority, of_rule: tuple[Limit, ...] = ()
+) -> tuple[Take, ...]:
+    """What such a request takes at least, of each counter that counts it of the caller's limits and its rule's."""
+    if not caller.limits and not of_rule:
         return ()
     taken = []
-    for take in _smallest(caller):
+    for take in _smallest(caller, of_rule):
         limit = take.limit
         if limit.task in (ANY, task) and limit.model in (ANY, model) and limit.priority in (ANY, priority):
             taken.append(take)
@@ -103,10 +105,10 @@ def takes(counted: Sequence[Take], *, tokens: int, nano_usd: int) -> tuple[Take,
 
 
 @functools.lru_cache(maxsize=10_000)
-def _smallest(caller: Caller) -> tuple[Take, ...]:
-    """What any request takes of all the caller's counters. Of two limits on one counter the stricter one stands."""
+def _smallest(caller: Caller, of_rule: tuple[Limit, ...]) -> tuple[Take, ...]:
+    """What any request takes of all the counters. Of two limits on one counter the stricter one stands."""
     found: dict[str, Limit] = {}
-    for limit in caller.limits:
+    for limit in (*caller.limits, *of_rule):
         key = _counter(caller, limit)
         if key not in found or limit.amount < found[key].amount:
             found[key] = limit
@@ -146,7 +148,7 @@ def _counter(caller: Caller, limit: Limit) -> str:
 
 
 def _scope(limit: Limit) -> list[tuple[str, str]]:
-    named = (("task", limit.task), ("model", limit.model), ("priority", limit.priority))
+    named = (("task", limit.task), ("model", limit.model), ("priority", limit.priority), ("rule", limit.rule or ANY))
     return [(name, value) for name, value in named if value != ANY]
 
 

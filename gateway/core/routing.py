@@ -8,7 +8,10 @@ from typing import Any
 from gateway.core import strategies
 from gateway.core.replicas import Draw, two_choices
 from gateway.core.rules import Rule, RuleSet, Target
+from gateway.core.rules.matching import NOWHERE, Circumstances
+from gateway.core.rules.rule import place_at
 from gateway.core.strategies import Option
+from gateway.core.switches import Forced
 from gateway.core.types import InferenceRequest, OpenAIPayload, Place
 
 
@@ -21,6 +24,7 @@ class Plan:
     Attributes:
         targets: of the places whose target says more of them than where they are.
         retries / hedge: the rule's.
+        forced: where switches send it, whatever the rule says.
     """
 
     rule: str
@@ -30,6 +34,7 @@ class Plan:
     targets: Mapping[Place, Target] = field(default_factory=dict)
     retries: int = 0
     hedge: bool = False
+    forced: Forced | None = None
 
     def context(self, place: Place) -> int:
         """How many tokens a prompt and its answer may have there; 0 = not told."""
@@ -67,22 +72,26 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The state of the world that a plan is made from; `pool` is None for requests that are not generative."""
+    """The state of the world that a plan is made from; `pool` is None for requests that are not generative.
+
+    `forced`: where switches send the request.
+    """
 
     why_not: WhyNot
     loads: Loads
     draw: Draw
     pool: Pool | None = None
+    forced: Forced | None = None
 
 
-def plan(rules: RuleSet, request: InferenceRequest, state: State) -> Plan:
+def plan(rules: RuleSet, request: InferenceRequest, state: State, at: Circumstances = NOWHERE) -> Plan:
     """Order the places of the first rule that takes `request`.
 
-    A weighted split is decided by chance, or with `sticky_by: tenant` by a hash of the tenant, so that a caller stays
-    on its side. Of a target's replicas two are taken, the less loaded first. The other strategies put all replicas of
-    all targets in one order.
+    A weighted split is decided by chance, or where it is sticky by a hash, so that a caller stays on its side. Of a
+    target's replicas two are taken, the less loaded first. The other strategies put all replicas of all targets in one
+    order. Where switches force a backend only its places are left, whatever their weights are.
     """
-    rule = rules.rule_of(request)
+    rule = rules.rule_of(request, at)
     if rule is None:
         return Plan(rule="", revision=rules.revision, candidates=())
     return plan_by(rule, rules.revision, request, state)
@@ -91,7 +100,8 @@ def plan(rules: RuleSet, request: InferenceRequest, state: State) -> Plan:
 def plan_by(rule: Rule, revision: int, request: InferenceRequest, state: State) -> Plan:
     """The same by the rule that takes `request`."""
     refusals: list[tuple[Place, str]] = []
-    primary = _usable(rule.split, request, state, refusals)
+    is_skipped = state.forced is not None and state.forced.is_fallback
+    primary = _skipped(rule, request, state, refusals) if is_skipped else _usable(rule.split, request, state, refusals)
     fallback = _usable(rule.fallback, request, state, refusals)
     # Each place at its first standing: whatever the weights say, a place that failed is not tried again.
     places = (*_in_order(rule, primary, request, state), *(p for usable in fallback for p in usable.picked(state.draw)))
@@ -103,7 +113,21 @@ def plan_by(rule: Rule, revision: int, request: InferenceRequest, state: State) 
         targets=_telling((*primary, *fallback)),
         retries=rule.retries,
         hedge=rule.hedge,
+        forced=state.forced,
     )
+
+
+def sticky_draw(rule: Rule, request: InferenceRequest) -> float | None:
+    """A stable number in [0, 1): what a caller's side is by, the same in every worker; None where chance decides."""
+    tenant = request.caller.tenant
+    if rule.sticky_by == "request":
+        return None
+    if rule.sticky_by == "tenant":
+        return _hashed(rule.name, tenant)
+    if rule.sticky_by == "ordering_key":
+        return _hashed(rule.name, tenant, "o", request.ordering_key) if request.ordering_key else None
+    session = request.session or (str(request.sequence.id) if request.sequence else "")
+    return _hashed(rule.name, tenant, "s", session) if session else None
 
 
 def only(plan_: Plan, place: Place) -> Plan:
@@ -130,9 +154,8 @@ def _in_order(rule: Rule, primary: list[_Usable], request: InferenceRequest, sta
     """The places of a split, best first."""
     if rule.strategy in ("weighted", "ordered") or state.pool is None:
         if rule.strategy == "weighted" and len(primary) > 1:
-            is_sticky = rule.sticky_by == "tenant"
-            draw = _sticky_draw(rule.name, request.caller.tenant) if is_sticky else state.draw()
-            primary = _chosen_first(primary, draw)
+            draw = None if rule.sticky_by == "request" else sticky_draw(rule, request)
+            primary = _chosen_first(primary, state.draw() if draw is None else draw)
         return [place for usable in primary for place in usable.picked(state.draw)]
     places = list(dict.fromkeys(place for usable in primary for place in usable.places))
     if len(places) < 2:  # noqa: PLR2004 - nothing to choose
@@ -155,10 +178,12 @@ def _telling(usables: Iterable[_Usable]) -> Mapping[Place, Target]:
 def _usable(
     targets: Iterable[Target], request: InferenceRequest, state: State, refusals: list[tuple[Place, str]]
 ) -> list[_Usable]:
-    kept = []
+    kept, backend = [], state.forced.backend if state.forced else ""
     for target in targets:
         place = target.place_for(model=request.model, version=request.version)
-        if target.weight == 0:
+        if backend and target.backend != backend:
+            refusals.append((place, f"requests are sent to '{backend}' by {_by(state)}"))
+        elif target.weight == 0 and not backend:
             refusals.append((place, "weight 0"))
         elif not place.model:
             refusals.append((place, "the request names no model"))
@@ -167,6 +192,17 @@ def _usable(
             if healthy:
                 kept.append(_Usable(target, [one for one, _ in healthy], [load for _, load in healthy]))
     return kept
+
+
+def _skipped(rule: Rule, request: InferenceRequest, state: State, refusals: list[tuple[Place, str]]) -> list[_Usable]:
+    """No place of the split, as a switch says so."""
+    places = [target.place_for(model=request.model, version=request.version) for target in rule.split]
+    refusals += [(place, f"requests are sent to the fallbacks by {_by(state)}") for place in places]
+    return []
+
+
+def _by(state: State) -> str:
+    return ", ".join(state.forced.by) if state.forced else ""
 
 
 def _healthy(place: Place, state: State, refusals: list[tuple[Place, str]]) -> Sequence[tuple[Place, int]]:
@@ -180,7 +216,7 @@ def _healthy(place: Place, state: State, refusals: list[tuple[Place, str]]) -> S
         return ((place, 0),)
     healthy = []
     for replica, load in loads.items():
-        one = replace(place, replica=replica)
+        one = place_at(place.backend, place.model, place.version, replica)
         reason = state.why_not(one)
         if reason is None:
             healthy.append((one, load))
@@ -191,7 +227,7 @@ def _healthy(place: Place, state: State, refusals: list[tuple[Place, str]]) -> S
 
 def _chosen_first(targets: list[_Usable], draw: float) -> list[_Usable]:
     """The target under `draw` on the line of weights, then the others in their written order."""
-    point = draw * sum(t.target.weight for t in targets)
+    point = draw * sum([t.target.weight for t in targets])
     chosen = targets[-1]
     for target in targets:
         point -= target.target.weight
@@ -201,7 +237,6 @@ def _chosen_first(targets: list[_Usable], draw: float) -> list[_Usable]:
     return [chosen, *(t for t in targets if t is not chosen)]
 
 
-def _sticky_draw(rule: str, tenant: str) -> float:
-    """A stable number in [0, 1): the same caller falls on the same side in every worker and replica."""
-    digest = hashlib.blake2b(f"{rule}\0{tenant}".encode(), digest_size=8).digest()
+def _hashed(*parts: str) -> float:
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

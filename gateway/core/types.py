@@ -21,6 +21,7 @@ class Limit:
         task / model / priority: the requests that it counts; `*` = all.
         shared_by: each key has a counter of its own, or those of a tenant have one, or all of them; `token`: a client
             token, which counts for itself what it may do beside its key's limits.
+        rule: the routing rule whose limit it is, and whose requests alone it counts; empty for a key's.
     """
 
     kind: Literal["requests", "tokens", "usd", "concurrent"]
@@ -31,6 +32,7 @@ class Limit:
     model: str = "*"
     priority: str = "*"
     shared_by: Literal["key", "tenant", "all", "token"] = "key"
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,9 @@ class InferenceRequest:
         idempotency_key / fingerprint: requests of a tenant with the same key are one request, whose method, path and
             body `fingerprint` stands for; both empty where there is none.
         cache_control: the header of that name, as the caller sent it.
+        headers: the caller's, by name in small letters, for rules that match on them; secrets among them.
+        input_bytes: the length of the body that it came in.
+        session: what the caller says that its requests belong together by; empty where it does not.
     """
 
     id: str
@@ -136,6 +141,9 @@ class InferenceRequest:
     idempotency_key: str = ""
     fingerprint: str = ""
     cache_control: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    input_bytes: int = 0
+    session: str = ""
 
 
 # --- what a backend is asked -------------------------------------------------------------------

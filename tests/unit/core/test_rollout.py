@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from gateway.core.rollout import Marks, Move, RolloutError, marks_document, names_version, parse_marks, restore, shape
+from gateway.core.rollouts.model_move import (
+    Marks,
+    Move,
+    RolloutError,
+    marks_document,
+    names_version,
+    parse_marks,
+    restore,
+    shape,
+)
 from gateway.core.routing import State, plan
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document
 from gateway.core.types import Caller, InferenceRequest

@@ -12,7 +12,6 @@ from gateway.core.loads import Standing
 from gateway.core.routing import Pool, State, only, plan
 from gateway.core.rules import (
     MAX_RULES,
-    RuleError,
     RuleSet,
     check_models,
     check_prices,
@@ -21,6 +20,7 @@ from gateway.core.rules import (
     parse_rules,
     rules_document,
 )
+from gateway.core.rules.fields import RuleError
 from gateway.core.strategies import Option
 from gateway.core.types import Caller, InferenceRequest, OpenAIPayload, Place
 
@@ -83,7 +83,7 @@ def refusals(made) -> list[str]:
         ([rule("x" * 129)], "rules[0]: name: must be a name"),
         ([rule(), rule()], "rule 'r': name is used twice"),
         ([rule(splitt=[A1])], "rule 'r': unknown field 'splitt' (did you mean 'split'?)"),
-        ([rule(guard={})], "rule 'r': unknown field 'guard'"),
+        ([rule(gaurd={})], "rule 'r': unknown field 'gaurd' (did you mean 'guard'?)"),
         ([rule(match={"tsak": "embed"})], "rule 'r': match: unknown field 'tsak' (did you mean 'task'?)"),
         ([rule(match={"task": "(a+)+$"})], "rule 'r': match.task: must be a name"),
         ([rule(match={"model": "a b"})], "rule 'r': match.model: must be a name"),

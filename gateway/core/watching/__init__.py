@@ -1,0 +1,1 @@
+"""Pure: what became of requests, added up, written down, and explained."""

@@ -1,0 +1,66 @@
+"""One record per request, for logs and metrics. Never holds bodies, prompts or secrets."""
+
+from dataclasses import dataclass, field
+
+from gateway.core.errors import Fault, GatewayError
+from gateway.core.routing import Plan
+from gateway.core.types import InferenceRequest, Route, Timing, Usage
+
+OK_STATUS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """How a request went. `error` None: a whole answer was given.
+
+    Attributes:
+        plan: None where the request did not get so far.
+        faults: one for each failed attempt, with its place.
+        first_token_us: of a streamed answer, from the request's arrival to its first part.
+        recalled: see `Recalled.outcome`.
+        request: itself; None where it was refused at the door. Its input is nobody's to write down.
+        rule: the one that took it; empty where none did, or it did not get so far.
+        revision / switches_revision: of the rules and the switches by which it was decided.
+        refused_by: the switch that refused it, in words.
+        input_tokens: of its prompt, as the gateway estimated them; None where nobody had to know.
+    """
+
+    id: str
+    task: str
+    tenant: str
+    key_id: str
+    total_us: int
+    error: GatewayError | None = None
+    stream: bool = False
+    plan: Plan | None = None
+    faults: tuple[Fault, ...] = ()
+    route: Route | None = None
+    timing: Timing | None = None
+    usage: Usage = field(default_factory=Usage)
+    first_token_us: int | None = None
+    degraded: bool = False
+    recalled: str = ""
+    request: InferenceRequest | None = field(default=None, repr=False)
+    rule: str = ""
+    revision: int = 0
+    switches_revision: int = 0
+    refused_by: str = ""
+    input_tokens: int | None = None
+
+    @property
+    def code(self) -> str:
+        """`ok`, or the error's."""
+        return self.error.code if self.error else "ok"
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.error.status if self.error else OK_STATUS
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why each place was not taken, or what became of it."""
+        refused = (f"{place}: {why}" for place, why in (self.plan.refusals if self.plan else ()))
+        at = (f" at {fault.place}" if fault.place else "" for fault in self.faults)
+        tried = (f"attempt{where}: {f.kind.value}: {f.message}" for where, f in zip(at, self.faults, strict=True))
+        return (*refused, *tried)
