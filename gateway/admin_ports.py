@@ -1,13 +1,15 @@
 """What the control plane needs from the world, as `ports` has it for the data plane."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from gateway.core.keys import ApiKey
 from gateway.core.models import Outcomes
 from gateway.core.rules import Rule, RuleSet
+from gateway.core.switches import Switch, Switches
+from gateway.core.watching.figures import Figures
 from gateway.ports import JsonObject
 
 
@@ -17,6 +19,7 @@ class WorkerState:
 
     `state` is `serving`, or `refused` where the stored set is not taken.
     `revision` is the set in force there; `detail` says why a set was refused; `started` is in Unix seconds.
+    `switches` is the revision of the switches in force there, `report` what `gateway.reports` says of the worker.
     """
 
     id: str
@@ -25,6 +28,37 @@ class WorkerState:
     started: int
     state: str
     detail: str = ""
+    switches: int = 0
+    report: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Who changes the rules, how and why: kept with the revision that comes of it.
+
+    Attributes:
+        action: `put`, `switch` (one rule on or off), `weights`, `rollback`, `rollout`, `guard`, `deploy`, `seed`.
+        is_automatic: the control plane makes it by itself to take something back: it is made while changes are frozen.
+    """
+
+    by: str = ""
+    action: str = "put"
+    note: str = ""
+    is_automatic: bool = False
+
+
+NO_NAME: Final = Change()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A rule set as it is kept; `rules` is None where only its heading was asked for. `at_ms` in Unix milliseconds."""
+
+    revision: int
+    at_ms: int
+    change: Change
+    count: int
+    rules: tuple[Rule, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +77,157 @@ class RuleStore(Protocol):
         """The newest set; revision 0 and no rules where none was ever stored."""
         ...
 
-    async def put(self, rules: Sequence[Rule], *, expected_revision: int, at_ms: int = 0) -> int:
-        """Replace the set of `expected_revision`; returns the new revision.
+    async def put(
+        self, rules: Sequence[Rule], *, expected_revision: int, at_ms: int = 0, change: Change = NO_NAME
+    ) -> int:
+        """Replace the set of `expected_revision`; returns the new revision, which is kept with `change`.
 
         All workers put it in force at the same instant, `at_ms` (Unix milliseconds, seconds ahead at most), or, with 0,
         each as soon as it hears of it.
-        Raises `StaleRevision` when that is not the newest.
+        Raises `StaleRevision` when that is not the newest, `Frozen` while a switch says so; one atomic step.
         """
+        ...
+
+    async def revisions(self, *, before: int = 0, size: int = 50) -> list[Revision]:
+        """The headings of those that are kept, the newest first; those before revision `before`, unless that is 0."""
+        ...
+
+    async def revision(self, number: int) -> Revision:
+        """One of them, with its rules. Raises `UnknownRevision`."""
+        ...
+
+    async def switches(self) -> Switches:
+        """All switches that have not ended."""
+        ...
+
+    async def add_switch(self, switch: Switch) -> int:
+        """Set it; returns the new revision of the switches. Raises `TooManySwitches`."""
+        ...
+
+    async def end_switch(self, switch_id: str) -> tuple[Switch, int]:
+        """Take it away before its time; returns what it was, and the new revision. Raises `UnknownSwitch`."""
         ...
 
     async def workers(self) -> list[WorkerState]:
         """The live data-plane workers."""
         ...
 
-    async def applied(self, revision: int, timeout_s: float = 1.0) -> Applied:
-        """Wait until all live workers run `revision` or a later one, or hold it for its instant; never raises."""
+    async def applied(self, revision: int, timeout_s: float = 1.0, *, of_switches: bool = False) -> Applied:
+        """Wait until all live workers run `revision` or a later one, or hold it for its instant; never raises.
+
+        `of_switches`: it is one of the switches.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """Who did what. Nothing in it is a secret.
+
+    Attributes:
+        id: gives the order; empty before it is written.
+        at_ms: Unix milliseconds.
+        action: such as `rules.put`, `switch.add`, `key.create`, `session.begin`, `session.refused`.
+        outcome: `ok`, or the error's code.
+        address: from where.
+    """
+
+    actor: str
+    role: str
+    action: str
+    at_ms: int
+    outcome: str = "ok"
+    target: str = ""
+    before: Any = None
+    after: Any = None
+    reason: str = ""
+    address: str = ""
+    id: str = ""
+
+
+class AuditLog(Protocol):
+    """What was done on the control plane, append-only. Raises `RulesUnavailable`."""
+
+    async def add(self, entry: AuditEntry) -> None:
+        """Write it at the end."""
+        ...
+
+    async def page(self, *, before: str = "", size: int = 100) -> tuple[list[AuditEntry], str | None]:
+        """The newest first, those before the id `before`; and what to name for those after them."""
+        ...
+
+    def all(self) -> AsyncIterator[AuditEntry]:
+        """Every entry, the oldest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A log-in of the console.
+
+    Attributes:
+        csrf: has to come with every change that is made by its cookie.
+        key: of which admin key it is, by a mark that another secret of the same id would not have; empty: of none.
+    """
+
+    actor: str
+    role: str
+    csrf: str = field(repr=False)
+    expires_s: int
+    key: str = ""
+
+
+class Sessions(Protocol):
+    """The console's log-ins, which all control planes know. Raises `RulesUnavailable`."""
+
+    async def begin(self, session: Session) -> str:
+        """Keep it until it expires; returns what the cookie holds, which is kept nowhere itself."""
+        ...
+
+    async def find(self, cookie: str) -> Session | None:
+        """The one that a cookie is for; None for none, or one that is over."""
+        ...
+
+    async def end(self, cookie: str) -> None:
+        """Forget it."""
+        ...
+
+
+class FigureSource(Protocol):
+    """What became of requests lately, as all workers counted it. Raises `RulesUnavailable`."""
+
+    async def read(self, since_s: int, until_s: int) -> Mapping[int, Figures]:
+        """By the Unix second in which the requests ended, from `since_s` to `until_s`, the last not included."""
+        ...
+
+
+class RequestLog(Protocol):
+    """The last requests of all workers. Raises `RulesUnavailable`.
+
+    Documents are those of `core.watching.request_documents`.
+    """
+
+    async def page(self, *, before: str = "", size: int = 100) -> tuple[list[JsonObject], str | None]:
+        """The newest first, those before the cursor `before`; and the cursor for those after them."""
+        ...
+
+    async def find(self, request_id: str) -> JsonObject | None:
+        """The newest of that id."""
+        ...
+
+
+class ShadowSource(Protocol):
+    """What comparisons with shadows came to, by rule. Raises `RulesUnavailable`.
+
+    Documents are those of `core.shadows.shadow_reports`.
+    """
+
+    async def read(self) -> Sequence[JsonObject]:
+        """One for each rule and pair of places."""
+        ...
+
+    async def forget(self, rule: str) -> None:
+        """Begin anew."""
         ...
 
 

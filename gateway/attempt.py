@@ -101,7 +101,8 @@ class Attempt:
         queue_us: spent in the backend's own queue, where it tells.
         first_part_us: from the request's arrival to the first part of a streamed answer.
         usage: final, with its cost, once the answers have ended, whichever way.
-        is_sent / has_begun / has_failed: the backend has the request; a part of its answer has come; it failed.
+        is_sent / is_over: the backend has the request; it has no more to do with it.
+        has_begun / has_failed: a part of its answer has come; it failed.
         is_turned_away: it failed before the place had any work with it.
         work: what a generative request will take, where the choice of the place or a queue had to know it.
         check: called right before it is sent; raises the `GatewayError` for which it must not be any more.
@@ -121,6 +122,7 @@ class Attempt:
     version: str = ""
     usage: Usage = NOTHING_USED
     is_sent: bool = False
+    is_over: bool = False
     has_begun: bool = False
     has_failed: bool = False
     is_turned_away: bool = False
@@ -168,6 +170,7 @@ class Attempt:
                 raise
             finally:
                 stayed_us = clock() - entered_us
+                self.is_over = True
                 try:
                     self._end()
                 finally:

@@ -34,6 +34,10 @@ class Estimate:
             self._known = tokens.work_of(self._asked())
         return self._known
 
+    def input_tokens(self) -> int | None:
+        """Of its prompt; None for a task that no LLM can answer."""
+        return self.work().input_tokens if "openai" in self._task.contract.forms else None
+
     def pool(self) -> routing.Pool | None:
         """What strategies weigh places by; None where no LLM can answer the task."""
         if "openai" not in self._task.contract.forms:

@@ -38,6 +38,10 @@ class Gate:
         line = self._lines.get(replica)
         return self._in_flight.get(replica, 0) + (len(line) if line else 0)
 
+    def has_room(self, replica: str) -> bool:
+        """Whether a request to `replica` would be sent at once."""
+        return self._in_flight.get(replica, 0) < self._max_in_flight
+
     def waiting(self) -> Mapping[str, int]:
         """Requests that wait, by replica."""
         return {replica: len(line) for replica, line in self._lines.items() if len(line)}

@@ -10,10 +10,10 @@ from gateway.core.breaker import Breaker
 from gateway.core.errors import Fault
 from gateway.core.keys import KnownKey
 from gateway.core.models import ModelFacts, ModelFigures
-from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.rules import RuleSet
 from gateway.core.sequences import Pin
+from gateway.core.shadows.shadow_reports import ShadowResult
 from gateway.core.types import (
     BackendCall,
     BackendEvent,
@@ -24,6 +24,7 @@ from gateway.core.types import (
     Speech,
     Verdict,
 )
+from gateway.core.watching.record import RequestRecord
 
 JsonObject = Mapping[str, Any]
 
@@ -309,6 +310,14 @@ class Observer(Protocol):
 
     def refused(self, record: RequestRecord) -> None:
         """A request was refused at the door, before the walk."""
+        ...
+
+
+class ShadowResults(Protocol):
+    """Hears of copies of requests that went to shadows."""
+
+    def told(self, result: ShadowResult) -> None:
+        """What became of one. Never waits, never raises."""
         ...
 
 

@@ -24,9 +24,9 @@ from gateway.core.errors import (
     IdempotencyUnavailable,
 )
 from gateway.core.fingerprints import canonical, digest
-from gateway.core.policies import DEFAULT, Cache
 from gateway.core.recording import Recording
 from gateway.core.rules import Rule
+from gateway.core.rules.policies import DEFAULT, Cache
 from gateway.core.types import Event, Finished, InferenceRequest, Part, Recalled, Route, Started, Verdict
 from gateway.ports import Answers, Clock
 from gateway.tasks.chat import ChatInput

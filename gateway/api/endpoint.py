@@ -26,12 +26,13 @@ from gateway.api.request_headers import (
     ordering_key,
     priority,
     sequence_step,
+    session,
     timeout_us,
 )
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, UnknownTask
 from gateway.core.fingerprints import canonical, digest
-from gateway.core.record import RequestRecord
 from gateway.core.types import Caller, InferenceRequest, SequenceStep
+from gateway.core.watching.record import RequestRecord
 from gateway.pipeline import Pipeline, Task
 
 _log = logging.getLogger(__name__)
@@ -118,6 +119,9 @@ class Visit:
             idempotency_key=key,
             fingerprint=self._fingerprint(parsed) if key else "",
             cache_control=headers.get("cache-control", ""),
+            headers=headers,
+            input_bytes=len(self.body),
+            session=session(headers),
         )
         self.walked = True
         return request

@@ -15,6 +15,7 @@ MAX_IDEMPOTENCY_KEY = 255
 _ID, _START, _END = "x-sequence-id", "x-sequence-start", "x-sequence-end"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _ORDERING_KEY = "x-ordering-key"
+_SESSION = "x-session-id"
 _TENSOR = "tensor"  # the contract whose callers name the models themselves
 _QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED = re.compile(r"\\(.)")
@@ -61,6 +62,11 @@ def with_ordering_key(headers: Headers, given: object) -> Headers:
     if (headers.get(_ORDERING_KEY) or key) != key:
         raise MalformedRequest(f"is not the one of {_ORDERING_KEY}", field="ordering_key")
     return {**headers, _ORDERING_KEY: key}
+
+
+def session(headers: Headers) -> str:
+    """`X-Session-Id`: what a caller's requests belong together by; empty where there is none."""
+    return _ordering_key(headers.get(_SESSION, ""), _SESSION)
 
 
 def _ordering_key(given: object, field: str) -> str:

@@ -31,8 +31,8 @@ from gateway.core.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from gateway.core.record import RequestRecord
 from gateway.core.types import Answer, Caller, Finished, InferenceRequest, Priority, SequenceStep
+from gateway.core.watching.record import RequestRecord
 from gateway.pipeline import Task
 
 DRAINING: Final = "gateway.draining"  # in the scope's `extensions`: an event, set when the server stops

@@ -140,7 +140,7 @@ def _only(document: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 def _described(visit: Visit, task: Task) -> dict[str, Any]:
     pipeline = visit.api.pipeline
-    rule = pipeline.rules.current().rule_for(task=task.name, tenant=visit.caller.tenant)
+    rule = pipeline.rules.current().rule_for(visit.caller, task=task.name)
     return {
         "task": task.name,
         "contract": task.contract.name,

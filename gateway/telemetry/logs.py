@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 
 from gateway.core.errors import InternalError
-from gateway.core.record import RequestRecord
 from gateway.core.types import Place, Usage
+from gateway.core.watching.record import RequestRecord
 
 ACCESS: Final = "gateway.access"
 FLUSH_S: Final = 0.1
@@ -121,20 +121,12 @@ def _line(record: RequestRecord) -> str:
         "total_ms": record.total_us / 1000,
         "stream": record.stream,
     }
-    if record.route:
-        route = record.route
-        place = Place(backend=route.backend, model=route.model, version=route.version, replica=route.replica)
-        fields["route"] = str(place)
-        fields["attempts"] = route.attempts
-    if record.plan:
-        fields["rule"], fields["revision"] = record.plan.rule, record.plan.revision
+    fields.update(_decided(record))
     if record.timing:
         fields["backend_ms"] = record.timing.backend_us / 1000
     if record.first_token_us is not None:
         fields["first_token_ms"] = record.first_token_us / 1000
     fields.update(_used(record.usage))
-    if record.error or record.faults:
-        fields["reasons"] = record.reasons
     if record.error:
         fields["detail"] = record.error.detail[:MAX_DETAIL]
     if record.degraded:
@@ -146,6 +138,25 @@ def _line(record: RequestRecord) -> str:
         fields["level"] = "error"
         fields["exception"] = "".join(traceback.format_exception(cause))
     return _ascii_json(fields)
+
+
+def _decided(record: RequestRecord) -> Mapping[str, Any]:
+    """Where it went, by what, and why not elsewhere."""
+    fields: dict[str, Any] = {}
+    if record.route:
+        route = record.route
+        place = Place(backend=route.backend, model=route.model, version=route.version, replica=route.replica)
+        fields["route"] = str(place)
+        fields["attempts"] = route.attempts
+    if record.rule:
+        fields["rule"], fields["revision"] = record.rule, record.revision
+    if record.switches_revision:
+        fields["switches"] = record.switches_revision
+    if reasons := record.reasons:
+        fields["reasons"] = reasons
+    if record.refused_by:
+        fields["switch"] = record.refused_by
+    return fields
 
 
 def _used(usage: Usage) -> Mapping[str, Any]:

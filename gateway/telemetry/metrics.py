@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.core.breaker import Breaker
 from gateway.core.models import ModelFigures
-from gateway.core.record import RequestRecord
 from gateway.core.types import EngineLoad, Place
+from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.engine_metrics import EngineMetrics
 from gateway.telemetry.model_metrics import ModelMetrics
 

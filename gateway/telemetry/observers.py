@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.core.record import RequestRecord
+from gateway.core.watching.record import RequestRecord
 from gateway.ports import Observer
 
 

@@ -43,6 +43,7 @@ async def ask(
         deadline_us=visit.received_us + task.timeout_us,
         model=model,
         version=version,
+        headers=visit.headers,
     )
     plan = pipeline.plan(request)
     if not plan.candidates:
@@ -76,7 +77,7 @@ def servers(visit: Visit, model: str) -> dict[str, ModelServer]:
     """Every model server that the rule for `model` names, whatever its health. Raises `NoHealthyBackend` for none."""
     authorize_model(visit.caller, model)
     pipeline = visit.api.pipeline
-    rule = pipeline.rules.current().rule_for(task=entered(visit).name, tenant=visit.caller.tenant, model=model)
+    rule = pipeline.rules.current().rule_for(visit.caller, task=entered(visit).name, model=model)
     named = () if rule is None else dict.fromkeys(target.backend for target in (*rule.split, *rule.fallback))
     found: dict[str, ModelServer] = {}
     for name in named:
