@@ -1,15 +1,17 @@
-"""Deploys, kept in Redis so that a control plane that starts again knows of those of its predecessor.
+"""Deploys and rollouts, kept in Redis so that a control plane that starts again knows of those of its predecessor.
 
 Layout, all under one prefix:
-- `{prefix}deploys`: a hash of the documents (JSON) by id;
-- `{prefix}deploying:{model}`: whose the model is; its owner renews it, and it expires 10 s after its last word.
+- `{prefix}deploys`, `{prefix}rollouts`: a hash of the documents (JSON) by id;
+- `{prefix}deploying:{model}`, `{prefix}rolling:{rule}`: whose the model or the rule is; its owner renews it, and it
+  expires 10 s after its last word.
 """
 
 import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from redis.asyncio import Redis
 
@@ -21,23 +23,37 @@ CLAIM_TTL_MS = 10_000
 KEPT = 100
 
 
-class RedisDeployStore:
-    """See `ports.DeployStore`. Raises `RulesUnavailable` when Redis does not answer within `timeout_s`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is kept: the key of the documents, and the beginning of those of claims."""
 
-    def __init__(self, client: Redis, prefix: str, timeout_s: float = 1.0) -> None:
+    documents: str
+    claims: str
+
+
+DEPLOYS: Final = Kind(documents="deploys", claims="deploying")
+ROLLOUTS: Final = Kind(documents="rollouts", claims="rolling")
+
+
+class RedisDeployStore:
+    """See `admin_ports.DeployStore`. Raises `RulesUnavailable` when Redis does not answer within `timeout_s`."""
+
+    def __init__(self, client: Redis, prefix: str, timeout_s: float = 1.0, *, kind: Kind = DEPLOYS) -> None:
         self._client = client
         self._prefix = prefix
+        self._kind = kind
         self._timeout_s = timeout_s
         self._claim = load_script("claim")
         self._release = load_script("release")
 
     async def save(self, document: JsonObject) -> None:
-        """Keep it; of more than a hundred the oldest are forgotten."""
+        """Keep it; of more than a hundred the oldest are forgotten, but none that is still `running`."""
         async with self._bounded():
             await self._client.hset(self._key, document["id"], json.dumps(document))
             if await self._client.hlen(self._key) > KEPT:
-                old = [one["id"] for one in await self._all()][KEPT:]
-                await self._client.hdel(self._key, *old)
+                old = [one["id"] for one in (await self._all())[KEPT:] if one["status"] != "running"]
+                if old:
+                    await self._client.hdel(self._key, *old)
 
     async def load(self, deploy_id: str) -> JsonObject | None:
         """The one with this id."""
@@ -68,10 +84,10 @@ class RedisDeployStore:
 
     @property
     def _key(self) -> str:
-        return f"{self._prefix}deploys"
+        return f"{self._prefix}{self._kind.documents}"
 
     def _claimed(self, model: str) -> str:
-        return f"{self._prefix}deploying:{model}"
+        return f"{self._prefix}{self._kind.claims}:{model}"
 
     async def _all(self) -> list[dict[str, Any]]:
         documents = [json.loads(text) for text in (await self._client.hgetall(self._key)).values()]
@@ -83,4 +99,4 @@ class RedisDeployStore:
             async with asyncio.timeout(self._timeout_s):
                 yield
         except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, the store of deploys, does not answer") from error
+            raise RulesUnavailable(f"Redis, the store of {self._kind.documents}, does not answer") from error

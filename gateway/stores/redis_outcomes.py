@@ -18,8 +18,8 @@ from redis.asyncio import Redis
 from gateway.core.attempts import CONSEQUENCES
 from gateway.core.errors import Fault, FaultKind, RulesUnavailable
 from gateway.core.models import Outcomes
-from gateway.core.record import RequestRecord
 from gateway.core.types import Place, Route
+from gateway.core.watching.record import RequestRecord
 from gateway.stores.redis_script import UNREACHABLE
 
 FLUSH_S = 0.25

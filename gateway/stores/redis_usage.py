@@ -23,8 +23,8 @@ from redis.asyncio import Redis
 
 from gateway.admin_ports import UsageRow
 from gateway.core.errors import RulesUnavailable
-from gateway.core.record import RequestRecord
 from gateway.core.types import Usage
+from gateway.core.watching.record import RequestRecord
 from gateway.stores.redis_script import UNREACHABLE, load_script
 
 FLUSH_S: Final = 1.0

@@ -6,11 +6,11 @@ import pytest
 
 from gateway.core.errors import BackendBroke, Fault, FaultKind, RulesUnavailable
 from gateway.core.models import Outcomes
-from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.types import Place, Route
+from gateway.core.watching.record import RequestRecord
 from gateway.stores import redis_deploys, redis_outcomes
-from gateway.stores.redis_deploys import RedisDeployStore
+from gateway.stores.redis_deploys import ROLLOUTS, RedisDeployStore
 from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
 from gateway.stores.redis_script import connect
 from tests.kit.redis import free_port
@@ -28,11 +28,28 @@ async def test_documents_are_kept_the_newest_first(store, monkeypatch):
     monkeypatch.setattr(redis_deploys, "KEPT", 3)
     assert await store.load("d1") is None
     for n in range(1, 6):
-        await store.save({"id": f"d{n}", "started_ms": n, "status": "running"})
+        await store.save({"id": f"d{n}", "started_ms": n, "status": "failed"})
     await store.save({"id": "d4", "started_ms": 4, "status": "done"})
     assert [one["id"] for one in await store.recent()] == ["d5", "d4", "d3"]
     assert (await store.load("d4"))["status"] == "done"
     assert await store.load("d1") is None
+
+
+async def test_what_is_under_way_is_not_forgotten(store, monkeypatch):
+    monkeypatch.setattr(redis_deploys, "KEPT", 2)
+    await store.save({"id": "d1", "started_ms": 1, "status": "running"})
+    for n in range(2, 6):
+        await store.save({"id": f"d{n}", "started_ms": n, "status": "done"})
+    assert [one["id"] for one in await store.recent()] == ["d5", "d4", "d1"]
+
+
+async def test_rollouts_and_deploys_have_keys_of_their_own(store, redis_client, redis_prefix):
+    rollouts = RedisDeployStore(redis_client, redis_prefix, timeout_s=5, kind=ROLLOUTS)
+    await rollouts.save({"id": "d1", "started_ms": 1, "status": "running"})
+    assert await rollouts.claim("m", "o")
+    assert await store.recent() == []
+    assert await store.owner("m") == ""
+    assert await redis_client.exists(f"{redis_prefix}rollouts", f"{redis_prefix}rolling:m") == 2
 
 
 async def test_a_model_is_one_owners(store, redis_client, redis_prefix):

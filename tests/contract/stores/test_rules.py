@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.errors import RulesUnavailable, StaleRevision
-from gateway.core.rule_fields import RuleError
 from gateway.core.rules import RuleSet, check_targets, parse_rules
+from gateway.core.rules.fields import RuleError
 from gateway.stores import redis_rules
+from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.memory import MemoryRuleSource
-from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
+from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import connect
 from tests.kit.redis import RedisServer
 from tests.kit.redis_switch import RedisSwitch
@@ -182,7 +183,7 @@ async def test_a_set_that_cannot_be_taken_is_refused_whole(
         pipeline.delete(f"{redis_prefix}{{rules}}")
         pipeline.hset(f"{redis_prefix}{{rules}}", mapping=fields)
         await pipeline.execute()
-    await until(lambda: worker._state == "refused")
+    await until(lambda: worker._rules_fault)
     await asyncio.sleep(0.1)  # several looks at the same bad set
     assert worker.current() is before
     assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == ["rules_refused"]
@@ -196,7 +197,7 @@ async def test_a_foreign_type_under_the_rules_name_is_refused_too(started, redis
     worker = await started(redis_server.url, redis_prefix)
     before = worker.current()
     await redis_client.set(f"{redis_prefix}{{rules}}", "x")
-    await until(lambda: worker._state == "refused")
+    await until(lambda: worker._rules_fault)
     assert worker.current() is before
 
 
@@ -212,7 +213,7 @@ async def test_a_good_set_after_a_bad_one_is_taken(worker, store, redis_client, 
 
 async def test_a_worker_refuses_what_only_it_cannot_run(worker, store):
     revision = await store.put(rules("new", backend="elsewhere"), expected_revision=1)
-    await until(lambda: worker._state == "refused")
+    await until(lambda: worker._rules_fault)
     applied = await store.applied(revision, timeout_s=0.05)
     assert (applied.workers, applied.of) == (0, 1)
     with pytest.raises(RuleError):

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.admin_ports import UsageRow
 from gateway.core.errors import BackendBroke, RulesUnavailable
-from gateway.core.record import RequestRecord
 from gateway.core.types import Route, Usage
+from gateway.core.watching.record import RequestRecord
 from gateway.stores import redis_usage
 from gateway.stores.redis_script import connect
 from gateway.stores.redis_usage import KEPT_S, LARGEST, RedisUsage, RedisUsageSource

@@ -1,0 +1,1 @@
+"""What the control plane keeps in Redis, and what workers write for it to read."""
