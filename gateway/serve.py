@@ -25,9 +25,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.console.mount import MAX_MESSAGE_BYTES, console
 from gateway.http_server import bind, serve_app
 from gateway.settings import EXIT_CONFIG, LOCAL_SOCKET_ENV, METRICS_DIR_ENV, ConfigError, LocalSettings, Settings
-from gateway.wiring import configure_logging, control_plane, data_plane
+from gateway.wiring import configure_logging, data_plane
+from gateway.wiring_control import control_plane
 
 RESTART_PAUSE_S = 0.5
 MAX_RESTART_PAUSE_S = 8.0
@@ -74,11 +76,17 @@ async def admin(settings: Settings) -> None:
     """Serve the control plane until a signal."""
     configure_logging()
     stop = stop_on_signals()
-    async with control_plane(settings) as app:
+    async with control_plane(settings) as app, console(app):
         listener = bind(settings.server.admin_host, settings.server.admin_port)
         address = f"{settings.server.admin_host}:{settings.server.admin_port}"
         _log.info("serving the control plane", extra={"address": address})
-        await serve_app(app, [listener], stop, drain_s=settings.server.drain_timeout_s)
+        await serve_app(
+            app,
+            [listener],
+            stop,
+            drain_s=settings.server.drain_timeout_s,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+        )
 
 
 # --- the parent ---------------------------------------------------------------------------------

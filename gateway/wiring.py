@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from gateway.admin.app import create_admin_app
-from gateway.admin.deploys import Deploys
-from gateway.admin.fleet import ModelBackend, Servers
-from gateway.admin.model_routes import ModelPlane
 from gateway.api.app import create_app
 from gateway.api.auth import KeptSecret, KeyRing, Signing
 from gateway.api.body import BodyLimits
@@ -27,8 +22,8 @@ from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import PriceError, PriceTable, parse_prices
 from gateway.core.errors import Fault
 from gateway.core.loads import LoadBoard
-from gateway.core.rule_fields import RuleError
-from gateway.core.rules import Rule, check_prices, check_speech, parse_rules, unrouted
+from gateway.core.rules import Rule, check_prices, check_shared_limits, check_speech, parse_rules, unrouted
+from gateway.core.rules.fields import RuleError
 from gateway.core.types import Caller, Place, Speech
 from gateway.gate import Gate
 from gateway.healing import Healer
@@ -36,30 +31,25 @@ from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
 from gateway.ports import Backend, Observer
 from gateway.recall import Recalls
+from gateway.reports import report
 from gateway.sequences import PinnedSequences
 from gateway.settings import (
     BackendSettings,
     ConfigError,
     LLMSettings,
-    LocalSettings,
     Settings,
     TaskSettings,
 )
+from gateway.shadowing import Shadows
 from gateway.stores.redis_deaths import RedisDeaths
-from gateway.stores.redis_deploys import RedisDeployStore
-from gateway.stores.redis_events import RedisEvents
-from gateway.stores.redis_key_store import RedisKeyStore
 from gateway.stores.redis_keys import RedisKeys
-from gateway.stores.redis_outcomes import RedisOutcomes
-from gateway.stores.redis_rules import RedisRuleStore
-from gateway.stores.redis_usage import RedisUsageSource
 from gateway.tasks import CONTRACTS, SPEAKS
 from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
 from gateway.wiring_backends import open_backends
-from gateway.wiring_stores import monotonic_us, open_redis, open_stores, wall_us
+from gateway.wiring_stores import lies_together, monotonic_us, open_redis, open_stores, wall_us
 
 _log = logging.getLogger(__name__)
 
@@ -96,11 +86,13 @@ def rule_check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
         name: "openai" if isinstance(backend, LLMSettings) else "tensors" for name, backend in settings.backends.items()
     }
     spoken = {name: SPEAKS[task.contract] for name, task in settings.tasks.items() if task.contract in SPEAKS}
-    prices, by_time = _prices(settings), _usd_per_hour(settings)
+    prices, by_time = prices_of(settings), _usd_per_hour(settings)
 
     def check_rules(rules: Sequence[Rule]) -> None:
         settings.check_rules(rules)
         check_speech(rules, backends=speeches, tasks=spoken)
+        if settings.redis.url and not lies_together(settings):
+            check_shared_limits(rules)
         check_prices(rules, has_price=lambda at: at.backend in by_time or prices.of(at.backend, at.model) is not None)
 
     return check_rules
@@ -123,7 +115,7 @@ async def data_plane(
             stack.callback(access_log.flush)
             observers.append(access_log)
         backends = await open_backends(settings, stack)
-        prices = _prices(settings)
+        prices = prices_of(settings)
         stores = await open_stores(settings, stack, rule_check(settings))
         observers += stores.observers
         if missing := unrouted(stores.rules.current().rules, settings.tasks):
@@ -148,6 +140,12 @@ async def data_plane(
         once_us = settings.recall.idempotency_ttl_s * 1_000_000
         recalls = Recalls(stores.answers, monotonic_us, once_us=once_us)
         stack.push_async_callback(recalls.close)
+        shadows = Shadows(
+            has_room=lambda at: gates[at.backend].has_room(at.replica),
+            results=stores.shadows,
+            compared=stores.figures.compared if stores.figures else None,
+        )
+        stack.push_async_callback(shadows.close)
         pipeline = Pipeline(
             tasks=tasks,
             backends=backends,
@@ -163,70 +161,19 @@ async def data_plane(
             loads=loads,
             prices=prices,
             usd_per_hour=_usd_per_hour(settings),
+            shadows=shadows,
+            wall_clock=wall_us,
         )
+        stores.tell_of(lambda: report(pipeline))
         api = Api(
             pipeline=pipeline,
-            keys=KeyRing(_callers(settings), keys=stores.keys, signing=_signing(settings, stores.keys)),
+            keys=KeyRing(callers_of(settings), keys=stores.keys, signing=_signing(settings, stores.keys)),
             models=_models(settings),
             body=BodyLimits(max_bytes=settings.server.max_body_bytes, timeout_s=settings.server.body_timeout_s),
             is_ready=lambda: not is_draining(),
             cors_origins=frozenset(settings.server.cors_origins),
         )
         yield create_app(api)
-
-
-@contextlib.asynccontextmanager
-async def control_plane(settings: Settings) -> AsyncGenerator[FastAPI, None]:
-    """The control plane over the same Redis. Raises `ConfigError` where there is none or no admin token."""
-    if not settings.redis.url:
-        raise ConfigError("redis.url: the control plane needs the Redis that the workers share")
-    if not settings.server.admin_token():
-        raise ConfigError(f"set the admin token in the environment variable {settings.server.admin_token_env}")
-    check = rule_check(settings)
-    async with AsyncExitStack() as stack:
-        client = open_redis(settings)
-        stack.push_async_callback(client.aclose)
-        rules = RedisRuleStore(client, settings.redis.prefix)
-        servers = await _model_servers(settings, stack)
-        deploys = Deploys(
-            servers=servers,
-            rules=rules,
-            store=RedisDeployStore(client, settings.redis.prefix),
-            outcomes=RedisOutcomes(client, settings.redis.prefix),
-            check=check,
-        )
-        stack.push_async_callback(deploys.close)
-        yield create_admin_app(
-            rules,
-            settings.server.admin_token(),
-            check,
-            tuple(settings.tasks),
-            models=ModelPlane(servers=servers, deploys=deploys, events=RedisEvents(client, settings.redis.prefix)),
-            usage=RedisUsageSource(client, settings.redis.prefix),
-            keys=RedisKeyStore(client, settings.redis.prefix),
-        )
-
-
-async def _model_servers(settings: Settings, stack: AsyncExitStack) -> Servers:
-    """The backends with models as this process reaches them: Triton by its address, a worker's runtime not at all."""
-    reachable: dict[str, ModelBackend] = {}
-    unreachable: dict[str, str] = {}
-    repositories: dict[str, str] = {}
-    kinds: dict[str, str] = {}
-    for name, backend in settings.backends.items():
-        if isinstance(backend, LLMSettings):
-            continue
-        kinds[name] = backend.kind
-        if not backend.enabled:
-            unreachable[name] = "it is switched off in the configuration"
-        elif isinstance(backend, LocalSettings):
-            unreachable[name] = "it runs inside the data plane and cannot be reached from the control plane"
-        else:
-            reachable[name] = await TritonBackend.open(name, backend.url)
-            stack.push_async_callback(reachable[name].close)
-            if backend.repository is not None:
-                repositories[name] = str(backend.repository)
-    return Servers(reachable=reachable, unreachable=unreachable, kinds=kinds, repositories=repositories)
 
 
 def _tasks(settings: Settings) -> Mapping[str, Task]:
@@ -264,7 +211,7 @@ def _labels(name: str, path: Path) -> tuple[str, ...]:
         raise ConfigError(told) from None
 
 
-def _prices(settings: Settings) -> PriceTable:
+def prices_of(settings: Settings) -> PriceTable:
     """The price table of the file that the settings name; empty where they name none. Raises `ConfigError`."""
     if settings.prices is None:
         return PriceTable()
@@ -314,7 +261,7 @@ def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: B
     deaths.start(heard)
 
 
-def _callers(settings: Settings) -> Mapping[str, Caller]:
+def callers_of(settings: Settings) -> Mapping[str, Caller]:
     callers = {}
     for key in settings.keys:
         digest = key.digest()
@@ -332,4 +279,4 @@ def _models(settings: Settings) -> Mapping[str, str]:
     return names
 
 
-__all__ = ["configure_logging", "control_plane", "data_plane", "monotonic_us", "wall_us"]
+__all__ = ["configure_logging", "data_plane", "monotonic_us", "wall_us"]

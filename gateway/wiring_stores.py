@@ -3,15 +3,20 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from redis.asyncio import Redis
 
 from gateway.core.rules import Rule, RuleSet, parse_rules
 from gateway.ports import Admissions, Answers, EventLog, Leases, Observer, RuleSource, SequenceStore
 from gateway.settings import ConfigError, Settings
+from gateway.settings.redis import read_url
+from gateway.stores.control.figures import RedisFigures
+from gateway.stores.control.requests import RedisRequests
+from gateway.stores.control.shadows import RedisShadows
 from gateway.stores.leases import MemoryLeases, RedisLeases
 from gateway.stores.memory import MAX_KEYS, MemoryRuleSource, MemorySequenceStore
 from gateway.stores.memory_admissions import MemoryAdmissions
@@ -50,7 +55,14 @@ class Stores:
     keys: RedisKeys | None = None
     events: EventLog | None = None
     deaths: RedisDeaths | None = None
+    figures: RedisFigures | None = None
+    shadows: RedisShadows | None = None
     observers: Sequence[Observer] = ()
+
+    def tell_of(self, report: Callable[[], Mapping[str, Any]]) -> None:
+        """What the control plane shall know of this worker, beside what it says of its rules."""
+        if isinstance(self.rules, RedisRuleSource):
+            self.rules.report = report
 
 
 async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable[[Sequence[Rule]], None]) -> Stores:
@@ -75,7 +87,7 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
     stack.push_async_callback(rules.close)
     await rules.start()
     local = MemoryAdmissions(wall_us, workers=rules.live_workers, is_degraded=True)
-    admissions = RedisAdmissions(client, settings.redis.prefix, local, is_shared=_has_shared_limit(settings))
+    admissions = RedisAdmissions(client, settings.redis.prefix, local, is_shared=lies_together(settings))
     stack.push_async_callback(admissions.close)
     admissions.start()
     outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
@@ -84,6 +96,17 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
     usage = RedisUsage(client, settings.redis.prefix)
     stack.push_async_callback(usage.close)
     usage.start()
+    figures = RedisFigures(client, settings.redis.prefix)
+    stack.push_async_callback(figures.close)
+    figures.start()
+    requests = RedisRequests(
+        client, settings.redis.prefix, worker_id=worker_id, matched_headers=lambda: rules.current().headers
+    )
+    stack.push_async_callback(requests.close)
+    requests.start()
+    shadows = RedisShadows(client, settings.redis.prefix)
+    stack.push_async_callback(shadows.close)
+    shadows.start()
     answers = RedisAnswers(client, settings.redis.prefix, max_bytes=settings.recall.max_bytes)
     stack.push_async_callback(answers.close)
     deaths = RedisDeaths(client, settings.redis.prefix)
@@ -92,7 +115,9 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
     stack.push_async_callback(keys.close)
     await keys.start()
     return Stores(
-        observers=(outcomes, usage),
+        observers=(outcomes, usage, figures, requests),
+        figures=figures,
+        shadows=shadows,
         admissions=admissions,
         rules=rules,
         sequences=RedisSequenceStore(client, settings.redis.prefix),
@@ -112,7 +137,12 @@ def open_redis(settings: Settings) -> Redis:
         raise ConfigError(str(error)) from None  # its text names the field
 
 
-def _has_shared_limit(settings: Settings) -> bool:
-    """Whether a limit is shared by all tenants, so that their counters must lie together."""
+def lies_together(settings: Settings) -> bool:
+    """Whether the admissions of all tenants lie in one slot, so that a limit may be shared by all of them.
+
+    Only a cluster gains by having them apart; where a configured limit is shared by all, there too.
+    """
+    if read_url(settings.redis.url).kind != "cluster":
+        return True
     limits = [*settings.limits, *(limit for key in settings.keys for limit in key.limits or ())]
     return any(limit.shared_by == "all" for limit in limits)

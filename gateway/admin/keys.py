@@ -8,10 +8,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Response
 
+from gateway.admin.access.door import CurrentVisit
 from gateway.admin.key_bodies import KeyChange, KeyIn, KeyMade, KeyOut, KeyRotation, KeysOut, key_out
 from gateway.admin_ports import KeyStore
 from gateway.core.error_forms import pointer
-from gateway.core.errors import InvalidInput
+from gateway.core.errors import InvalidInput, RulesUnavailable
 from gateway.core.keys import ID_BYTES, LAST_S, NAME, SALT_BYTES, SECRET_BYTES, ApiKey, new_id, new_secret, rotated
 
 MAX_PAGE: Final = 500
@@ -29,7 +30,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
     router = APIRouter(tags=["keys"])
 
     @router.post("/keys", status_code=201)
-    async def post_key(body: KeyIn, response: Response) -> KeyMade:
+    async def post_key(body: KeyIn, response: Response, visit: CurrentVisit) -> KeyMade:
         """Make a key. Its secret is in this answer and nowhere else."""
         key_id = new_id(secrets.token_bytes(ID_BYTES))
         text, secret = _secret_for(key_id)
@@ -41,6 +42,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
             **{"name": body.name, **_fields(body, tasks)},
         )
         await store.create(key)
+        visit.tell("key.create", key_id, after=_shown(key))
         return _made(key, text, response)
 
     @router.get("/keys")
@@ -59,17 +61,32 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
         return _told(await store.get(key_id), response)
 
     @router.patch("/keys/{key_id}")
-    async def patch_key(key_id: str, body: KeyChange, response: Response, if_match: IfMatch = None) -> KeyOut:
+    async def patch_key(
+        key_id: str, body: KeyChange, response: Response, visit: CurrentVisit, if_match: IfMatch = None
+    ) -> KeyOut:
         """Change a key; all workers know within a second."""
         if "name" in body.model_fields_set and body.name is None:
             raise InvalidInput("#/name: must be a text", field="name")
         changes = _fields(body, tasks)
-        changed = await store.change(key_id, lambda key: replace(key, **changes), expected_revision=_revision(if_match))
+        before: list[ApiKey] = []
+
+        def change(key: ApiKey) -> ApiKey:
+            before.append(key)
+            return replace(key, **changes)
+
+        changed = await store.change(key_id, change, expected_revision=_revision(if_match))
+        was, now = _shown(before[-1]), _shown(changed)
+        names = [name for name in now if was[name] != now[name]]
+        visit.tell("key.change", key_id, before={n: was[n] for n in names}, after={n: now[n] for n in names})
         return _told(changed, response)
 
     @router.post("/keys/{key_id}/rotate")
     async def rotate_key(
-        key_id: str, response: Response, body: KeyRotation | None = None, if_match: IfMatch = None
+        key_id: str,
+        response: Response,
+        visit: CurrentVisit,
+        body: KeyRotation | None = None,
+        if_match: IfMatch = None,
     ) -> KeyMade:
         """Give a key a new secret; the one before is good for `grace_s` more, by default not at all."""
         text, secret = _secret_for(key_id)
@@ -79,18 +96,34 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
             lambda key: rotated(key, secret, now_s=now_s, grace_s=grace_s),
             expected_revision=_revision(if_match),
         )
+        visit.tell("key.rotate", key_id, after={"grace_s": grace_s, "revision": changed.revision})
         return _made(changed, text, response)
 
     @router.delete("/keys/{key_id}", status_code=204, response_class=Response)
-    async def delete_key(key_id: str) -> None:
+    async def delete_key(key_id: str, visit: CurrentVisit) -> None:
         """Take a key away for good; what it has used stays in the books."""
+        before = await _known(store, key_id)
         await store.delete(key_id)
+        visit.tell("key.delete", key_id, before=before)
 
     return router
 
 
 def _secret_for(key_id: str) -> tuple[str, Any]:
     return new_secret(key_id, secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SALT_BYTES))
+
+
+def _shown(key: ApiKey) -> dict[str, Any]:
+    """What the audit log says of a key: all of it but its secrets."""
+    return key_out(key).model_dump(mode="json")
+
+
+async def _known(store: KeyStore, key_id: str) -> dict[str, Any] | None:
+    """The same of a stored key; None of one that cannot be read, which can be deleted all the same."""
+    try:
+        return _shown(await store.get(key_id))
+    except RulesUnavailable:
+        return None
 
 
 def _made(key: ApiKey, text: str, response: Response) -> KeyMade:

@@ -20,7 +20,7 @@ from gateway.core.errors import (
     MethodNotAllowed,
     NotFound,
 )
-from gateway.core.rule_fields import RuleError
+from gateway.core.rules.fields import RuleError
 from gateway.settings.faults import fault_words
 
 _log = logging.getLogger(__name__)

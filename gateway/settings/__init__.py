@@ -13,9 +13,10 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from gateway.core.rule_fields import suggest
 from gateway.core.rules import Rule, check_models, check_targets, parse_rules
+from gateway.core.rules.fields import suggest
 from gateway.settings.access import AnyOrigin, KeySettings, LimitSettings
+from gateway.settings.admin import AdminSettings
 from gateway.settings.backends import (
     CHAT_TEMPLATES,
     AnthropicSettings,
@@ -27,11 +28,13 @@ from gateway.settings.backends import (
     TritonSettings,
 )
 from gateway.settings.faults import fault_words
+from gateway.settings.lines import below, line_at, rule_line
 from gateway.settings.recall import RecallSettings
 from gateway.settings.redis import RedisSettings
 from gateway.settings.section import Section
 
 __all__ = [
+    "AdminSettings",
     "AnthropicSettings",
     "BackendSettings",
     "ConfigError",
@@ -119,6 +122,7 @@ class Settings(Section):
     redis: RedisSettings = Field(default_factory=RedisSettings)
     recall: RecallSettings = Field(default_factory=RecallSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
+    admin: AdminSettings = Field(default_factory=AdminSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     prices: Path | None = Field(default=None, description="the price table, a YAML file; see deploy/prices.yaml")
 
@@ -224,7 +228,6 @@ def _expanded(value: Any, path: Path, text: str) -> Any:
     return _VARIABLE.sub(replaced, value)
 
 
-_RULE = re.compile(r"rule '([^']+)'")
 _PLACE = re.compile(r"((?:limits|keys)\.[a-z0-9_.]+): ")
 
 
@@ -232,40 +235,13 @@ def _fault(path: Path, node: Any, fault: Any) -> str:
     """One line: where, and what is wrong."""
     loc: tuple[int | str, ...] = fault["loc"]
     message = fault_words(fault)
-    line = _line(node, loc)
-    if named := _RULE.match(message):
-        line = _rule_line(node, named[1]) or line
-    elif placed := _PLACE.match(message):
-        line = _line(node, [int(part) if part.isdigit() else part for part in placed[1].split(".")])
+    line = rule_line(below(node, "rules"), message) or line_at(node, loc)
+    if placed := _PLACE.match(message):
+        line = line_at(node, [int(part) if part.isdigit() else part for part in placed[1].split(".")])
     # Pydantic names the kind of a backend as a part of the way to it (backends, NAME, KIND, ...); the file does not.
     parts = (*loc[:2], *loc[3:]) if loc[:1] == ("backends",) else loc
     where = ".".join(str(part) for part in parts)
     return f"{path}:{line}: {where + ': ' if where else ''}{message}"
-
-
-def _rule_line(node: Any, name: str) -> int | None:
-    """The line of the rule of this name."""
-    for key, rules in node.value:
-        if key.value == "rules" and isinstance(rules, yaml.SequenceNode):
-            for rule in rules.value:
-                named = rule.value if isinstance(rule, yaml.MappingNode) else ()
-                if any(k.value == "name" and v.value == name for k, v in named):
-                    return int(rule.start_mark.line) + 1
-    return None
-
-
-def _line(node: Any, loc: Sequence[int | str]) -> int:
-    """The line of the innermost part of `loc` that stands in the file."""
-    line = node.start_mark.line + 1
-    for part in loc:
-        if isinstance(node, yaml.MappingNode):
-            found = [(k, v) for k, v in node.value if k.value == str(part)]
-            if found:
-                line, node = found[0][0].start_mark.line + 1, found[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-    return int(line)
 
 
 def local_socket() -> str:

@@ -1,0 +1,1 @@
+"""Who may enter the control plane, and what each may do there."""

@@ -1,0 +1,1 @@
+"""Model servers and what they serve: listed, loaded, unloaded, deployed."""

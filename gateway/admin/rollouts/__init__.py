@@ -1,0 +1,1 @@
+"""Rollouts step by step, and the guard that takes canaries out."""

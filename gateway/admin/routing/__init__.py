@@ -1,0 +1,1 @@
+"""The rules and switches of the control plane: read, changed, seen through."""

@@ -1,0 +1,123 @@
+"""The control plane's paths about the audit log: its pages, the newest first, and all of it to keep elsewhere."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import StreamingResponse
+
+from gateway.admin.instants import instant
+from gateway.admin_ports import AuditEntry, AuditLog
+
+MAX_PAGE: Final = 500
+DEFAULT_PAGE: Final = 100
+MAX_SEARCHED: Final = 10_000  # entries that one call looks through; its cursor says where the next goes on
+_CURSOR: Final = r"^\d{1,20}-\d{1,20}$"
+_Word = Annotated[str, Query(max_length=200)]
+
+
+class AuditOut(BaseModel):
+    """Who did what."""
+
+    id: str
+    at: str = Field(description="RFC 3339, UTC")
+    actor: str = Field(description="empty: nobody who is known")
+    role: str
+    origin: str = Field(serialization_alias="from", description="the address")
+    action: str
+    target: str
+    before: Any
+    after: Any
+    reason: str
+    outcome: str = Field(description="`ok`, or the code of the error")
+
+
+class AuditPage(BaseModel):
+    """Entries, the newest first. Where they are searched, a page may be short and still have a next one."""
+
+    items: list[AuditOut]
+    next: str | None
+
+
+class _Lines(StreamingResponse):
+    media_type = "application/x-ndjson"
+
+
+def audit_routes(audit: AuditLog) -> APIRouter:
+    """`/audit`."""
+    router = APIRouter(tags=["audit"])
+
+    @router.get("/audit")
+    async def get_audit(
+        actor: _Word = "",
+        action: Annotated[str, Query(max_length=200, description="whole, or what it begins with: `rules.`")] = "",
+        target: _Word = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+        cursor: Annotated[str, Query(pattern=_CURSOR, description="`next` of the page before")] = "",
+    ) -> AuditPage:
+        """What was done, and what was refused; the newest first."""
+        asked = _Asked(actor=actor, action=action, target=target)
+        found, following = await _search(audit, asked, before=cursor, limit=limit)
+        return AuditPage(items=[_out(entry) for entry in found], next=following)
+
+    @router.get("/audit/export", response_class=_Lines)
+    async def export_audit() -> StreamingResponse:
+        """All of it, one entry (JSON) a line, the oldest first."""
+        entries = aiter(audit.all())
+        first = await anext(entries, None)  # so that a Redis that does not answer is an error, not an empty file
+
+        async def lines() -> AsyncIterator[bytes]:
+            if first is not None:
+                yield _line(first)
+            async for entry in entries:
+                yield _line(entry)
+
+        return _Lines(lines(), headers={"content-disposition": 'attachment; filename="audit.ndjson"'})
+
+    return router
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Which entries are asked for; what is empty is any. An `action` that ends with a dot is what it begins with."""
+
+    actor: str
+    action: str
+    target: str
+
+    def is_any(self) -> bool:
+        return not (self.actor or self.action or self.target)
+
+    def takes(self, entry: AuditEntry) -> bool:
+        of_kind = self.action.endswith(".") and entry.action.startswith(self.action)
+        is_action = of_kind or self.action in ("", entry.action)
+        return is_action and self.actor in ("", entry.actor) and self.target in ("", entry.target)
+
+
+async def _search(audit: AuditLog, asked: _Asked, *, before: str, limit: int) -> tuple[list[AuditEntry], str | None]:
+    """At most `limit` of those that are asked for, and the cursor for those after them."""
+    found: list[AuditEntry] = []
+    following: str | None = before
+    searched = 0
+    while len(found) < limit and following is not None and searched < MAX_SEARCHED:
+        size = limit if asked.is_any() else MAX_PAGE
+        entries, following = await audit.page(before=following, size=size)
+        searched += size
+        for entry in filter(asked.takes, entries):
+            found.append(entry)
+            if len(found) == limit and entry is not entries[-1]:
+                return found, entry.id
+    return found, following
+
+
+def _out(entry: AuditEntry) -> AuditOut:
+    told = asdict(entry)
+    at_ms, address = told.pop("at_ms"), told.pop("address")
+    return AuditOut(**told, at=instant(at_ms), origin=address)
+
+
+def _line(entry: AuditEntry) -> bytes:
+    return json.dumps(_out(entry).model_dump(by_alias=True), ensure_ascii=False, default=str).encode() + b"\n"

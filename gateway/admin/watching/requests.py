@@ -1,0 +1,136 @@
+"""The control plane's paths about the last requests: how each was decided, and what became of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from gateway.admin_ports import RequestLog
+from gateway.core.errors import UnknownRequest
+from gateway.ports import JsonObject
+
+MAX_PAGE: Final = 500
+DEFAULT_PAGE: Final = 100
+MAX_SEARCHED: Final = 10_000  # as many as are kept
+_CURSOR: Final = r"^[0-9-]{1,41}$"
+_Word = Annotated[str, Query(max_length=256)]
+
+
+class RequestOut(BaseModel):
+    """A request that ended. Nothing of its input or its answer is kept."""
+
+    id: str
+    at_ms: int = Field(description="when it ended, Unix milliseconds")
+    worker: str
+    task: str
+    tenant: str
+    key: str
+    model: str = Field(description="as the caller named it")
+    version: str
+    priority: str
+    stream: bool
+    headers: dict[str, str] = Field(description="those that rules match on")
+    input_bytes: int
+    input_tokens: int | None
+    session: str
+    ordering_key: str
+    status: int
+    code: str = Field(description="`ok`, or the error's")
+    rule: str
+    revision: int
+    switches_revision: int
+    place: str = Field(description="which answered, or had it when it ended; empty: none")
+    attempts: int
+    total_ms: float
+    backend_ms: float
+    queue_ms: float | None
+    first_token_ms: float | None
+    usage: dict[str, float | None]
+    recalled: str = Field("", description="hit, replayed or collapsed: an answer that was kept was given again")
+    planned: int = Field(0, description="how many of the candidates could be tried")
+    candidates: list[str] = Field(description="the places of its rule, those that could be tried first, in order")
+    why: list[str] = Field(description="of each candidate, why it was taken or not")
+    notes: list[str] = Field(default_factory=list, description="of no place: limits, switches")
+    stands_for: int = Field(1, description="so many requests of its kind: not all are kept when there are very many")
+
+
+class RequestsOut(BaseModel):
+    """Requests, the newest first. Where they are searched, a page may be short and still have a next one."""
+
+    items: list[RequestOut]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Which requests are asked for; what is empty is any."""
+
+    fields: Mapping[str, str]
+    backend: str
+
+    def is_any(self) -> bool:
+        return not self.backend and not any(self.fields.values())
+
+    def takes(self, document: JsonObject) -> bool:
+        is_there = not self.backend or str(document["place"]).startswith(f"{self.backend}/")
+        return is_there and all(not value or document[name] == value for name, value in self.fields.items())
+
+
+def request_routes(log: RequestLog) -> APIRouter:
+    """`/requests`."""
+    router = APIRouter(tags=["requests"])
+
+    @router.get("/requests")
+    async def get_requests(
+        task: _Word = "",
+        tenant: _Word = "",
+        code: Annotated[str, Query(max_length=256, description="`ok`, or an error's")] = "",
+        rule: _Word = "",
+        backend: _Word = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+        cursor: Annotated[str, Query(pattern=_CURSOR, description="`next` of the page before")] = "",
+    ) -> RequestsOut:
+        """The last ones of all workers, the newest first, with the reasons for where they went."""
+        asked = _Asked(fields={"task": task, "tenant": tenant, "code": code, "rule": rule}, backend=backend)
+        found, following = await _search(log, asked, before=cursor, limit=limit)
+        return RequestsOut(items=[out(one) for one in found], next=following)
+
+    @router.get("/requests/{request_id}")
+    async def get_request(request_id: str) -> RequestOut:
+        """One of them, by its `x-request-id`."""
+        return out(await found_in(log, request_id))
+
+    return router
+
+
+async def found_in(log: RequestLog, request_id: str) -> JsonObject:
+    """The document of a request. Raises `UnknownRequest`."""
+    found = await log.find(request_id)
+    if found is None:
+        raise UnknownRequest(
+            "no request of that id is on record: only the last ones are kept, and not all of very many"
+        )
+    return found
+
+
+def out(document: JsonObject) -> RequestOut:
+    """A document as it is shown; what a newer worker says beside is left out."""
+    return RequestOut.model_validate(dict[str, Any](document))
+
+
+async def _search(log: RequestLog, asked: _Asked, *, before: str, limit: int) -> tuple[list[JsonObject], str | None]:
+    """At most `limit` of those that are asked for, and the cursor for those after them."""
+    found: list[JsonObject] = []
+    following: str | None = before
+    searched = 0
+    while len(found) < limit and following is not None and searched < MAX_SEARCHED:
+        size = limit if asked.is_any() else MAX_PAGE
+        documents, following = await log.page(before=following, size=size)
+        searched += size
+        for document in filter(asked.takes, documents):
+            found.append(document)
+            if len(found) == limit and document is not documents[-1]:
+                return found, document.get("cursor", following)
+    return found, following
