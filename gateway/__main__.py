@@ -2,7 +2,22 @@
 
 import typer
 
-from gateway.cli import keys, models, rules, serve, stack, usage
+from gateway.cli import (
+    audit,
+    backends,
+    explain,
+    keys,
+    models,
+    overview,
+    requests,
+    rollouts,
+    rules,
+    serve,
+    shadows,
+    stack,
+    switches,
+    usage,
+)
 
 app = typer.Typer(
     help="One REST API in front of NVIDIA Triton, an in-process PyTorch runtime and LLM endpoints.",
@@ -10,9 +25,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-for commands in (stack.app, serve.app, usage.app):
+for commands in (stack.app, serve.app, overview.app, explain.app, backends.workers_app, usage.app):
     app.registered_commands += commands.registered_commands
 app.add_typer(rules.app, name="rules")
+app.add_typer(switches.app, name="switches")
+app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(shadows.app, name="shadows")
+app.add_typer(backends.app, name="backends")
+app.add_typer(requests.app, name="requests")
+app.add_typer(audit.app, name="audit")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, admin_of
+from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, Reason, admin_of
 
 app = typer.Typer(help="Make, show and change API keys; all workers follow within a second.", no_args_is_help=True)
 
@@ -21,7 +21,6 @@ MAX_DAYS = 36_500
 _KINDS = {"requests": int, "tokens": int, "usd": float, "concurrent": int}
 
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, not the key itself.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the control plane's answer.")]
 
 
 @app.command()
@@ -39,6 +38,7 @@ def create(
     batch: Annotated[bool, typer.Option("--batch", help="Its requests are never interactive.")] = False,
     admin: Annotated[bool, typer.Option("--admin", help="It may load and unload models on /v2/repository.")] = False,
     days: Annotated[int, typer.Option(min=0, max=MAX_DAYS, help="It expires after so many days; 0: never.")] = 0,
+    reason: Reason = "",
     as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
@@ -66,7 +66,7 @@ def create(
         "admin": admin,
         "expires_at": (datetime.now(UTC) + timedelta(days=days)).isoformat() if days else None,
     }
-    _made(admin_of(admin_url, admin_token).call("POST", "/keys", body=body), as_json=as_json)
+    _made(admin_of(admin_url, admin_token).call("POST", "/keys", body=body, reason=reason), as_json=as_json)
 
 
 @app.command("list")
@@ -114,6 +114,7 @@ def show(key_id: KeyId, as_json: Json = False, admin_url: AdminUrl = "", admin_t
 def rotate(
     key_id: KeyId,
     grace: Annotated[int, typer.Option(min=0, help="For so many seconds the old secret stays good.")] = 0,
+    reason: Reason = "",
     as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
@@ -124,38 +125,44 @@ def rotate(
 
         gateway keys rotate abcdefghijklm --grace 3600
     """
-    body = {"grace_s": grace}
-    _made(admin_of(admin_url, admin_token).call("POST", f"{_path(key_id)}/rotate", body=body), as_json=as_json)
+    path, body = f"{_path(key_id)}/rotate", {"grace_s": grace}
+    _made(admin_of(admin_url, admin_token).call("POST", path, body=body, reason=reason), as_json=as_json)
 
 
 @app.command()
-def disable(key_id: KeyId, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
+def disable(
+    key_id: KeyId, reason: Reason = "", as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = ""
+) -> None:
     """Let a key in no more, until it is enabled again.
 
     Try:
 
         gateway keys disable abcdefghijklm
     """
-    admin_of(admin_url, admin_token).call("PATCH", _path(key_id), body={"disabled": True})
-    typer.echo(f"{key_id} is disabled")
+    admin = admin_of(admin_url, admin_token)
+    _done(admin.call("PATCH", _path(key_id), body={"disabled": True}, reason=reason), f"{key_id} is disabled", as_json)
 
 
 @app.command()
-def enable(key_id: KeyId, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
+def enable(
+    key_id: KeyId, reason: Reason = "", as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = ""
+) -> None:
     """Let a disabled key in again.
 
     Try:
 
         gateway keys enable abcdefghijklm
     """
-    admin_of(admin_url, admin_token).call("PATCH", _path(key_id), body={"disabled": False})
-    typer.echo(f"{key_id} is enabled")
+    admin = admin_of(admin_url, admin_token)
+    _done(admin.call("PATCH", _path(key_id), body={"disabled": False}, reason=reason), f"{key_id} is enabled", as_json)
 
 
 @app.command()
 def delete(
     key_id: KeyId,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    reason: Reason = "",
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
@@ -167,8 +174,8 @@ def delete(
     """
     if not yes:
         typer.confirm(f"delete {key_id} for good?", abort=True)
-    admin_of(admin_url, admin_token).call("DELETE", _path(key_id))
-    typer.echo(f"{key_id} is deleted")
+    done = admin_of(admin_url, admin_token).call("DELETE", _path(key_id), reason=reason)
+    _done(done, f"{key_id} is deleted", as_json)
 
 
 def _path(key_id: str) -> str:
@@ -188,6 +195,10 @@ def _limit(text: str) -> dict[str, Any]:
     if not math.isfinite(number):
         raise Failure(f"--limit {text}: write it as requests=60/minute, usd=10/month or concurrent=4", EXIT_USAGE)
     return {kind: number if kind == "usd" else int(number), **({"per": per} if slash else {})}
+
+
+def _done(answer: Mapping[str, Any], words: str, as_json: bool) -> None:
+    typer.echo(json.dumps(answer, indent=2) if as_json else words)
 
 
 def _made(key: Mapping[str, Any], *, as_json: bool) -> None:

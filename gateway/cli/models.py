@@ -14,7 +14,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.table import Table
 
 from gateway.cli import models_plan, version_folder
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Admin, AdminToken, AdminUrl, Failure, admin_of
+from gateway.cli.admin_client import (
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    Admin,
+    AdminToken,
+    AdminUrl,
+    Failure,
+    Json,
+    Reason,
+    admin_of,
+)
+from gateway.cli.show import show_json
 from gateway.cli.version_folder import FolderRefused, Placement
 
 POLL_S = 0.25
@@ -41,14 +52,14 @@ Backend = Annotated[str | None, typer.Option(help="Only on this backend.")]
 
 @app.command("list", epilog="Examples: gateway models list | gateway models list --json")
 def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
     """Show the models of every server, and the state of each version."""
     found = admin_of(admin_url, admin_token).call("GET", "/models")
     if as_json:
-        Console().print_json(data=found)
+        show_json(found)
         return
     table = _table("model", "backend", "server", "versions")
     for model in found["items"]:
@@ -62,12 +73,16 @@ def list_models(
 @app.command(epilog="Examples: gateway models stats | gateway models stats text_embedding")
 def stats(
     model: Annotated[str | None, typer.Argument(help="One model; default: all.")] = None,
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
     """Show what the servers count: requests, batches, and the mean times of a request."""
     path = f"/models/{quote(model, safe='')}" if model else "/models"
     found = admin_of(admin_url, admin_token).call("GET", path)
+    if as_json:
+        show_json(found)
+        return
     table = _table("model", "server", "version", "requests", "failed", "mean batch", "queue ms", "compute ms")
     for one in found["items"]:
         for figures in one["figures"]:
@@ -86,6 +101,8 @@ def load(
     model: str,
     config: Annotated[Path | None, typer.Option(help="A configuration (JSON) instead of the model's own.")] = None,
     backend: Backend = None,
+    reason: Reason = "",
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
@@ -98,7 +115,7 @@ def load(
     except ValueError as error:  # servers say of a config.pbtxt only that they failed
         raise Failure(f"{config}: is not JSON; `/v2/models/{model}/config` has the model's own", EXIT_USAGE) from error
     body = {"backend": backend, "config": text}
-    _control(admin_of(admin_url, admin_token), model, "load", body)
+    _control(admin_of(admin_url, admin_token), model, "load", body, reason=reason, as_json=as_json)
 
 
 @app.command(epilog="Example: gateway models unload ocr")
@@ -106,12 +123,14 @@ def unload(
     model: str,
     dependents: Annotated[bool, typer.Option("--dependents", help="The models of an ensemble too.")] = False,
     backend: Backend = None,
+    reason: Reason = "",
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
     """Unload a model on every server; its requests are then refused, or go to the fallback."""
     body = {"backend": backend, "unload_dependents": dependents}
-    _control(admin_of(admin_url, admin_token), model, "unload", body)
+    _control(admin_of(admin_url, admin_token), model, "unload", body, reason=reason, as_json=as_json)
 
 
 @app.command(
@@ -128,6 +147,8 @@ def deploy(  # noqa: PLR0917 - Typer declares options as parameters
     max_error_ratio: Annotated[float, typer.Option(min=0, max=1, help="More failures than that: roll back.")] = 0.02,
     repository: Repositories = None,
     backend: Backend = None,
+    reason: Reason = "",
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
@@ -146,18 +167,20 @@ def deploy(  # noqa: PLR0917 - Typer declares options as parameters
         "max_error_ratio": max_error_ratio,
     }
     try:
-        begun = admin.call("POST", f"{_path(model)}/deploy", body=body, timeout_s=BEGIN_S)
+        begun = admin.call("POST", f"{_path(model)}/deploy", body=body, reason=reason, timeout_s=BEGIN_S)
     except Failure:
         if placement is not None:
             version_folder.remove(placement)
         raise
-    _see_through(admin, begun, folders)
+    _see_through(admin, begun, folders, as_json=as_json)
 
 
 @app.command(epilog="Example: gateway models rollback ocr")
 def rollback(
     model: str,
     repository: Repositories = None,
+    reason: Reason = "",
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
@@ -167,27 +190,35 @@ def rollback(
     last = _last(admin, model)
     if last["status"] == "done":
         version_folder.bring_back(folders, model=model, version=last["old"])
-    _see_through(admin, admin.call("POST", f"{_path(model)}/rollback"), folders, is_wanted=True)
+    begun = admin.call("POST", f"{_path(model)}/rollback", reason=reason)
+    _see_through(admin, begun, folders, as_json=as_json, is_wanted=True)
 
 
 @app.command("continue", epilog="Example: gateway models continue ocr")
 def go_on(
     model: str,
     repository: Repositories = None,
+    reason: Reason = "",
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
     """Go on with a deploy that the end of its control plane interrupted."""
     admin = admin_of(admin_url, admin_token)
     folders = _repositories(admin, repository, model=model, backend=None, needed=False)
-    _see_through(admin, admin.call("POST", f"/deploys/{_last(admin, model)['id']}/continue"), folders)
+    begun = admin.call("POST", f"/deploys/{_last(admin, model)['id']}/continue", reason=reason)
+    _see_through(admin, begun, folders, as_json=as_json)
 
 
 @app.command(epilog="Example: gateway models deploys")
-def deploys(admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
+def deploys(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show the deploys that are known, the newest first."""
+    found = admin_of(admin_url, admin_token).call("GET", "/deploys")
+    if as_json:
+        show_json(found)
+        return
     table = _table("deploy", "model", "from", "to", "state", "callers", "reason")
-    for one in admin_of(admin_url, admin_token).call("GET", "/deploys")["items"]:
+    for one in found["items"]:
         state = one["status"] if one["status"] in ENDED else f"{one['status']}: {one['step']}"
         row = (one["id"], one["model"], one["old"], one["new"], state, f"{one['weight']} %", one["reason"])
         table.add_row(*row)
@@ -203,9 +234,11 @@ def _last(admin: Admin, model: str) -> Mapping[str, Any]:
     raise Failure(f"no deploy of '{model}' is known", EXIT_REFUSED)
 
 
-def _control(admin: Admin, model: str, action: str, body: Mapping[str, object]) -> None:
-    done = admin.call("POST", f"{_path(model)}/{action}", body=body, timeout_s=LOAD_S)
-    for one in done["outcomes"]:
+def _control(admin: Admin, model: str, action: str, body: Mapping[str, object], *, reason: str, as_json: bool) -> None:
+    done = admin.call("POST", f"{_path(model)}/{action}", body=body, reason=reason, timeout_s=LOAD_S)
+    if as_json:
+        show_json(done)
+    for one in () if as_json else done["outcomes"]:
         where = f"{one['backend']} {one['replica']}".strip()
         typer.echo(f"{where}: {'done' if one['ok'] else one['error']}", err=not one["ok"])
     if done["applied"]["replicas"] < done["applied"]["of"]:
@@ -244,7 +277,12 @@ def _place(source: Path, repositories: Sequence[Path], *, model: str, version: s
 
 
 def _see_through(
-    admin: Admin, begun: Mapping[str, Any], repositories: Sequence[Path], *, is_wanted: bool = False
+    admin: Admin,
+    begun: Mapping[str, Any],
+    repositories: Sequence[Path],
+    *,
+    as_json: bool,
+    is_wanted: bool = False,
 ) -> None:
     """Show a deploy until it ends, and end as it does; `is_wanted` means that going back is what was asked for."""
     try:
@@ -253,6 +291,8 @@ def _see_through(
         raise Failure(
             f"deploy {begun['id']} goes on; `gateway models rollback {begun['model']}` undoes it", EXIT_REFUSED
         ) from None
+    if as_json:
+        show_json(ended)
     for note in ended["notes"]:
         typer.echo(f"note: {note}", err=True)
     is_done = ended["status"] == "done"
@@ -263,7 +303,8 @@ def _see_through(
         for path in version_folder.set_aside(repositories, model=ended["model"], version=other):
             typer.echo(f"version {other} is now {path}", err=True)
     if is_done or (is_wanted and ended["status"] == "rolled_back"):
-        typer.echo(f"{ended['model']}: version {serving} serves, {other} is retired")
+        if not as_json:
+            typer.echo(f"{ended['model']}: version {serving} serves, {other} is retired")
         _advise(ended, serving, repositories)
         return
     status = ended["status"].replace("_", " ")

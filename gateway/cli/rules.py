@@ -1,132 +1,302 @@
-"""`gateway rules`: see, replace and switch the routing rules through the control plane."""
+"""`gateway rules`: see, compare, try, replace and switch the routing rules through the control plane."""
 
-import json
-import sys
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
 
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Admin, AdminToken, AdminUrl, Failure, admin_of
+from gateway.cli import rule_words, rules_history
+from gateway.cli.admin_client import (
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    Admin,
+    AdminToken,
+    AdminUrl,
+    Failure,
+    Json,
+    Refusal,
+    admin_of,
+    part,
+    query,
+)
+from gateway.cli.rule_files import RuleFile, read
+from gateway.cli.show import confirm, finish, show, show_json, warn
+
+EXIT_DIFFERENT = 1  # of `diff`, as of diff(1), which has 2 for trouble
+EXIT_TROUBLE = 2
+MAX_LAST = 10_000
+UNREADABLE = "the rules in force cannot be read now, so nothing can be held against them"
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Routing rules: see, replace and switch them while the gateway runs.",
-    epilog="Exit codes: 0 done on all workers, 1 refused or not on all workers, 2 usage, 3 no control plane.",
+    help="Routing rules: see, compare, try, replace and switch them while the gateway runs; take changes back.",
+    epilog="Exit codes: 0 done on all workers, 1 refused or not on all workers, 2 usage, 3 no control plane. "
+    "Of `diff`: 0 no difference, 1 differences, 2 trouble, 3 no control plane.",
 )
+app.registered_commands += rules_history.app.registered_commands
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="YAML or JSON: `rules:` with a list, or the list; - = stdin.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
+Note = Annotated[str, typer.Option(metavar="WORDS", help="Why; kept with the revision and in the audit log.")]
 
 
 @app.command(epilog="Examples: gateway rules get | gateway rules get --json > rules.json")
-def get(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the set as JSON, as `apply` takes it.")] = False,
+def get(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
+    """Show the rules in force. With --json as `apply` takes them."""
+    current = admin_of(admin_url, admin_token).call("GET", "/rules")
+    if as_json:
+        show_json(current)
+        return
+    show(rule_words.rules_table(current["rules"], f"rules, revision {current['revision']}"))
+    if frozen := current.get("frozen"):
+        typer.echo(
+            f"changes are frozen until {frozen['expires_at']} by {frozen['owner']}: {frozen['reason']}", err=True
+        )
+
+
+@app.command(
+    epilog="Examples: gateway rules diff rules.yaml | gateway rules diff --from 41 | "
+    "gateway rules diff --from 41 --to 43 --json"
+)
+def diff(
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Held against the rules in force; - = stdin.")] = "",
+    first: Annotated[int | None, typer.Option("--from", min=0, metavar="REVISION", help="The older one.")] = None,
+    last: Annotated[
+        int | None, typer.Option("--to", min=0, metavar="REVISION", help="The newer one; default: in force.")
+    ] = None,
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
-    """Show the rules in force."""
-    current = admin_of(admin_url, admin_token).call("GET", "/rules")
+    """Show what a file would change, or what has changed between two revisions.
+
+    Exits with 0 where nothing differs, 1 where something does, 2 where that cannot be told.
+    """
+    if bool(file) == (first is not None) or (file and last is not None):
+        raise Failure("give a file, or --from REVISION and maybe --to REVISION", EXIT_USAGE)
+    admin = admin_of(admin_url, admin_token)
+    try:
+        if file:
+            found = _validated(admin, read(file))
+        else:
+            found = admin.ask("GET", f"/rules/diff{query(**{'from': first, 'to': last})}")
+    except Refusal as refusal:
+        raise Failure(refusal.line, max(refusal.exit_code, EXIT_TROUBLE)) from refusal
+    changes = found["changes"]
+    if changes is None:
+        raise Failure(UNREADABLE, EXIT_TROUBLE)
     if as_json:
-        typer.echo(json.dumps(current, indent=2))
+        show_json({"changes": changes})
     else:
-        _show(current)
+        _show_changes(changes)
+    raise typer.Exit(EXIT_DIFFERENT if changes else 0)
 
 
-@app.command(epilog="Examples: gateway rules apply rules.yaml | gateway rules apply --expect 7 - < rules.yaml")
+@app.command(
+    epilog="Examples: gateway rules check rules.yaml | gateway rules check rules.yaml --last 10000 | "
+    "gateway rules check rules.yaml --offline --config deploy/gateway.yaml"
+)
+def check(
+    file: File,
+    *,
+    last: Annotated[int, typer.Option(min=1, max=MAX_LAST, help="Try them on so many of the last requests.")] = 1000,
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Try them on these requests instead: a list, as of `explain`.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no control plane; see --config.")] = False,
+    config: Annotated[
+        Path, typer.Option(metavar="FILE", envvar="GATEWAY_CONFIG", help="With --offline: what they have to fit.")
+    ] = Path("deploy/gateway.yaml"),
+    as_json: Json = False,
+    admin_url: AdminUrl = "",
+    admin_token: AdminToken = "",
+) -> None:
+    """Say whether a set would be taken, what it would change, and what would have become of the last requests.
+
+    A fault is told with its line. Nothing is changed.
+    """
+    given = read(file)
+    if offline:
+        from gateway.cli.rules_offline import checked
+
+        found = checked(given, config)
+    else:
+        admin = admin_of(admin_url, admin_token)
+        found = _valid(admin, given)
+        found["dry_run"] = _dry_run(admin, given, last, samples)
+    if as_json:
+        show_json(found)
+        return
+    typer.echo(f"{given.name}: good ({len(given.rules)} rules)")
+    warn(found)
+    if found["changes"] is None:
+        typer.echo(f"warning: {UNREADABLE}", err=True)
+    else:
+        _show_changes(found["changes"])
+    for line in rule_words.dry_run_words(found["dry_run"]) if found.get("dry_run") else ():
+        typer.echo(line)
+
+
+@app.command(
+    epilog="Examples: gateway rules apply rules.yaml --note 'ticket 812' | "
+    "gateway rules apply --yes --expect 7 - < rules.yaml"
+)
 def apply(
-    file: Annotated[str, typer.Argument(help="YAML or JSON: `rules:` with a list, or the list; - = stdin.")],
+    file: File,
+    *,
+    note: Note = "",
     expect: Annotated[
         int | None,
         typer.Option(help="Refuse unless this revision is in force; default: the one in force now.", min=0),
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
-    """Replace the whole set; it is taken whole or refused whole."""
-    rules = _read(file)
+    """Replace the whole set; it is taken whole or refused whole.
+
+    On a terminal it shows what would change and asks. When somebody else was quicker it shows what they have changed.
+    """
+    given = read(file)
     admin = admin_of(admin_url, admin_token)
-    revision = admin.call("GET", "/rules")["revision"] if expect is None else expect
-    changed = admin.call("PUT", "/rules", body={"rules": rules}, revision=revision)
-    _show(changed)
-    _finish(changed)
+    revision: int = admin.call("GET", "/rules")["revision"]
+    changes = _valid(admin, given)["changes"]
+    if changes is None:
+        raise Failure(f"refused: {UNREADABLE}", EXIT_REFUSED)
+    if not as_json:
+        _show_changes(changes)
+    if not changes and expect in (None, revision):
+        _still_in_force(admin, revision, as_json=as_json)
+        return
+    if changes:
+        confirm(f"put this in force in place of revision {revision}?", yes=yes)
+    changed = _put(admin, given, note, revision if expect is None else expect)
+    if as_json:
+        show_json(changed)
+    warn(changed)
+    finish(changed, f"saved as revision {changed['revision']}", quiet=as_json)
 
 
-@app.command(epilog="Example: gateway rules enable embeddings-canary")
-def enable(name: str, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
+@app.command(epilog="Example: gateway rules enable embeddings-canary --note 'ticket 812'")
+def enable(
+    name: Name, note: Note = "", as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = ""
+) -> None:
     """Switch one rule on."""
-    _switch(admin_of(admin_url, admin_token), name, enabled=True)
+    _patch(admin_of(admin_url, admin_token), name, {"enabled": True, "note": note}, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway rules disable embeddings-canary")
-def disable(name: str, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
+@app.command(epilog="Example: gateway rules disable embeddings-canary --note 'slow answers'")
+def disable(
+    name: Name, note: Note = "", as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = ""
+) -> None:
     """Switch one rule off: its requests go to the next rule that takes them, or are refused if there is none."""
-    _switch(admin_of(admin_url, admin_token), name, enabled=False)
+    _patch(admin_of(admin_url, admin_token), name, {"enabled": False, "note": note}, as_json=as_json)
 
 
-def _switch(admin: Admin, name: str, *, enabled: bool) -> None:
-    changed = admin.call("PATCH", f"/rules/{quote(name, safe='')}", body={"enabled": enabled})
-    _show({"revision": changed["revision"], "rules": [changed["rule"]]})
-    _finish(changed)
+@app.command(epilog="Example: gateway rules weights embeddings-canary 90 10 --note 'ten percent to version 2'")
+def weights(
+    name: Name,
+    shares: Annotated[list[int], typer.Argument(metavar="WEIGHT...", min=0, help="In the order of the rule's split.")],
+    note: Note = "",
+    as_json: Json = False,
+    admin_url: AdminUrl = "",
+    admin_token: AdminToken = "",
+) -> None:
+    """Share a rule's requests anew among the places of its split."""
+    _patch(admin_of(admin_url, admin_token), name, {"weights": shares, "note": note}, as_json=as_json)
 
 
-def _read(file: str) -> list[Any]:
-    """The list of rules in a YAML file; what is in the rules is the control plane's to judge."""
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"{file}: cannot be read", EXIT_USAGE) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise Failure(f"{file}{where}: not valid YAML", EXIT_USAGE) from error
-    rules = document.get("rules") if isinstance(document, dict) else document
-    if not isinstance(rules, list):
-        raise Failure(f"{file}: must be a list of rules, or a mapping with `rules:`", EXIT_USAGE)
-    return rules
-
-
-def _show(current: Mapping[str, Any]) -> None:
-    table = Table(title=f"rules, revision {current['revision']}", title_justify="left")
-    for heading in ("rule", "task", "tenant", "strategy", "split", "fallback", "on"):
-        table.add_column(heading, overflow="fold")
-    for rule in current["rules"]:
-        table.add_row(
-            rule["name"],
-            rule["match"]["task"],
-            rule["match"]["tenant"],
-            rule["strategy"] if len(rule["split"]) > 1 else "",
-            _targets(rule["split"], weights=rule["strategy"] == "weighted" and len(rule["split"]) > 1),
-            _targets(rule["fallback"], weights=False),
-            "yes" if rule["enabled"] else "no",
-            style=None if rule["enabled"] else "dim",
-        )
-    Console().print(table)
-
-
-def _targets(targets: list[Mapping[str, Any]], *, weights: bool) -> str:
-    return "\n".join(
-        f"{t['backend']}/{t['model']}"
-        + (f":{t['version']}" if t.get("version") else "")
-        + (f"  {t['weight']}" if weights else "")
-        for t in targets
-    )
-
-
-def _finish(changed: Mapping[str, Any]) -> None:
-    """Say what to mind and how far the change has got; an incomplete one is a failure that scripts can see."""
-    for warning in changed["warnings"]:
-        typer.echo(f"warning: {warning}", err=True)
-    workers, of, ms = (changed["applied"][key] for key in ("workers", "of", "ms"))
-    if of == 0:
-        typer.echo("saved; no worker is running")
-    elif workers == of:
-        typer.echo(f"applied on {workers}/{of} workers in {ms} ms")
+def _patch(admin: Admin, name: str, change: Mapping[str, Any], *, as_json: bool) -> None:
+    body = {field: value for field, value in change.items() if value != ""}
+    changed = admin.call("PATCH", f"/rules/{part(name)}", body=body)
+    if as_json:
+        show_json(changed)
     else:
-        raise Failure(
-            f"saved as revision {changed['revision']}, but applied on only {workers}/{of} workers after {ms} ms",
-            EXIT_REFUSED,
-        )
+        show(rule_words.rules_table([changed["rule"]], f"rules, revision {changed['revision']}"))
+    warn(changed)
+    finish(changed, f"saved as revision {changed['revision']}", quiet=as_json)
+
+
+def _validated(admin: Admin, given: RuleFile) -> dict[str, Any]:
+    """What the control plane makes of the file. Raises `Refusal`, with the line of the fault."""
+    try:
+        return admin.ask("POST", "/rules/validate", body={"rules": given.rules})
+    except Refusal as refusal:
+        raise _lined(refusal, given) from refusal
+
+
+def _valid(admin: Admin, given: RuleFile) -> dict[str, Any]:
+    try:
+        return _validated(admin, given)
+    except Refusal as refusal:
+        raise Failure(refusal.line, refusal.exit_code) from refusal
+
+
+def _lined(refusal: Refusal, given: RuleFile) -> Refusal:
+    """The same refusal with the line of the file, where it is about the rules."""
+    if refusal.document.get("code") != "invalid_rules":
+        return refusal
+    return Refusal(f"refused: {given.fault(refusal.document['detail'])}", refusal.exit_code, refusal.document)
+
+
+def _put(admin: Admin, given: RuleFile, note: str, revision: int) -> dict[str, Any]:
+    body = {"rules": given.rules, **({"note": note} if note else {})}
+    try:
+        return admin.ask("PUT", "/rules", body=body, revision=revision)
+    except Refusal as refusal:
+        meanwhile = refusal.document.get("changes")
+        if refusal.document.get("status") == HTTPStatus.PRECONDITION_FAILED and meanwhile:
+            typer.echo(f"changed meanwhile, since revision {revision}:", err=True)
+            Console(stderr=True).print(rule_words.changes_text(meanwhile))
+        raise Failure(_lined(refusal, given).line, refusal.exit_code) from refusal
+
+
+def _still_in_force(admin: Admin, revision: int, *, as_json: bool) -> None:
+    """Nothing to change: the same set is in force, which is a failure all the same where a worker does not run it."""
+    workers = admin.call("GET", "/workers")["items"]
+    there = sum(worker["revision"] >= revision and worker["state"] == "serving" for worker in workers)
+    if there < len(workers):
+        raise Failure(f"revision {revision} is this set, but only {there}/{len(workers)} workers run it", EXIT_REFUSED)
+    if as_json:
+        show_json({"revision": revision, "changes": []})
+    else:
+        typer.echo(f"revision {revision} is in force on {there}/{len(workers)} workers")
+
+
+def _dry_run(admin: Admin, given: RuleFile, last: int, samples: Path | None) -> dict[str, Any] | None:
+    """What would have become of the requests; None, said on stderr, where there are none to look at."""
+    body: dict[str, Any] = {"rules": given.rules, "last": last}
+    if samples is not None:
+        body = {"rules": given.rules, "requests": _samples(samples)}
+    try:
+        return admin.ask("POST", "/rules/dry-run", body=body)
+    except Refusal as refusal:
+        if samples is not None or refusal.exit_code != EXIT_REFUSED:
+            raise Failure(refusal.line, refusal.exit_code) from refusal
+        typer.echo(f"warning: not tried on requests: {refusal.document.get('detail', refusal.line)}", err=True)
+        return None
+
+
+def _samples(file: Path) -> list[Any]:
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Failure(f"{file}: cannot be read", EXIT_USAGE) from error
+    requests = document.get("requests") if isinstance(document, dict) else document
+    if not isinstance(requests, list):
+        raise Failure(f"{file}: must be a list of requests, such as `- {{task: ocr, tenant: acme}}`", EXIT_USAGE)
+    return requests
+
+
+def _show_changes(changes: list[Mapping[str, Any]]) -> None:
+    if changes:
+        show(rule_words.changes_text(changes))
+    else:
+        typer.echo("no differences")

@@ -112,7 +112,12 @@ def check(
 
 @app.command()
 def schema() -> None:
-    """Print the configuration's JSON Schema."""
+    """Print the configuration's JSON Schema.
+
+    Try:
+
+        gateway schema > gateway.schema.json
+    """
     typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
 
 

@@ -1,0 +1,139 @@
+"""What all commands of the control plane show in the same words: tables, times, how far a change has got, questions."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import typer
+from rich import box
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
+
+NARROWEST: Final = 100  # columns
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SPAN: Final = re.compile(r"(?:\d{1,9}[smhd])+")
+
+
+def show_json(document: object) -> None:
+    """As it is, for scripts."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def table(*headings: str, title: str = "", right: Iterable[str] = ()) -> Table:
+    """An empty table; names in it are folded, figures never. `right`: the headings over figures."""
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        is_figure = heading in right
+        made.add_column(heading, overflow="fold", justify="right" if is_figure else "left", no_wrap=is_figure)
+    return made
+
+
+def add(to: Table, *cells: object, style: str | None = None) -> None:
+    """A row of plain texts; None and empty ones are `-`."""
+    to.add_row(*(escape("-" if cell in (None, "") else str(cell)) for cell in cells), style=style)
+
+
+def show(shown: RenderableType) -> None:
+    """On the terminal, as wide as it is; one that is narrower than any table breaks the lines itself."""
+    if isinstance(shown, str):  # as it is: in Rich's own texts brackets mean something
+        typer.echo(shown)
+    else:
+        Console(width=max(Console().width, NARROWEST)).print(shown)
+
+
+def fields(named: Mapping[str, object]) -> Table:
+    """Names and values below each other; what is None or empty is left out."""
+    made = Table(show_header=False, box=None, pad_edge=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in named.items():
+        if value not in (None, "", [], {}):
+            made.add_row(escape(name), escape(str(value)))
+    return made
+
+
+def seconds_of(span: str, option: str) -> int:
+    """`90s`, `10m`, `1h30m`, `2d` in seconds."""
+    if not _SPAN.fullmatch(span):
+        raise Failure(f"{option} {span}: write a time as 90s, 10m, 1h30m or 2d", EXIT_USAGE)
+    return sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", span))
+
+
+def span_words(seconds: float) -> str:
+    """`5400` as `1h 30m`: the two largest units that say something."""
+    left, words = max(0, round(seconds)), []
+    for unit, size in reversed(_UNITS.items()):
+        number, left = divmod(left, size)
+        if number:
+            words.append(f"{number}{unit}")
+    return " ".join(words[:2]) or "0s"
+
+
+def clock(at: str | None) -> str:
+    """An instant of the control plane in short, in UTC as everywhere; `-` for none."""
+    try:
+        return f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%d %H:%M:%S}" if at else "-"
+    except ValueError:
+        return str(at)
+
+
+def instant(at_ms: float) -> str:
+    """Unix milliseconds as `clock` has it."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def figure(value: float | None, unit: str = "", digits: int = 1) -> str:
+    """A number with thousands marked; `-` for none."""
+    if value is None:
+        return "-"
+    number = f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
+    return f"{number} {unit}".rstrip()
+
+
+def percent(ratio: float | None) -> str:
+    """`0.0125` as `1.25 %`; `-` for none."""
+    return "-" if ratio is None else f"{ratio * 100:.3g} %"
+
+
+def place(target: Mapping[str, Any]) -> str:
+    """Where a target leads: `backend/model:version`."""
+    version = f":{target['version']}" if target.get("version") else ""
+    return f"{target['backend']}/{target['model']}{version}"
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal, unless `yes`; scripts are not asked. No ends the command and changes nothing."""
+    if yes or not is_terminal():
+        return
+    if not typer.confirm(question, err=True):
+        raise Failure("nothing was changed", EXIT_REFUSED)
+
+
+def warn(document: Mapping[str, Any]) -> None:
+    """What to mind, on stderr."""
+    for warning in document.get("warnings") or ():
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def finish(changed: Mapping[str, Any], saved: str, *, quiet: bool = False) -> None:
+    """Say how far a change has got; an incomplete one is a failure that scripts can see.
+
+    `saved` is what was: `saved as revision 7`. `quiet`: say only what went wrong.
+    """
+    workers, of, ms = (changed["applied"][key] for key in ("workers", "of", "ms"))
+    if workers < of:
+        raise Failure(f"{saved}, but applied on only {workers}/{of} workers after {ms} ms", EXIT_REFUSED)
+    if not quiet:
+        words = f"applied on {workers}/{of} workers in {ms} ms" if of else "no worker is running"
+        typer.echo(f"{saved}; {words}")
