@@ -1,0 +1,230 @@
+"""Tasks and rules: what takes which task, on or off, the weights of its targets; and the history, with a way back."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from nicegui import ui
+
+from gateway.console import words
+from gateway.console.dialogs import Form, Range, panel, text_of, texts
+from gateway.console.pages.effect import Effect
+from gateway.console.pages.rollouts import ask_start
+from gateway.console.tables import Column, Table, act, chip
+from gateway.console.view import Page, View
+from gateway.ports import JsonObject
+
+PAGE_SIZE: Final = 20
+HISTORY_S: Final = 5.0
+MAX_WEIGHT: Final = 100
+
+_COLUMNS: Final = (
+    Column(field="name", label="Rule"),
+    Column(field="task", label="Task"),
+    Column(field="state", label="State", kind="chips"),
+    Column(field="split", label="Split", kind="chips"),
+    Column(field="fallback", label="Fallback", kind="chips"),
+    Column(field="more", label="Also"),
+    Column(field="acts", label="", kind="acts"),
+)
+_HISTORY: Final = (
+    Column(field="revision", label="Revision", kind="number"),
+    Column(field="at", label="At (UTC)"),
+    Column(field="by", label="By"),
+    Column(field="action", label="What"),
+    Column(field="note", label="Note"),
+    Column(field="count", label="Rules", kind="number"),
+    Column(field="state", label="", kind="chips"),
+    Column(field="acts", label="", kind="acts"),
+)
+
+
+async def build(view: View) -> None:
+    """The rules, and their history."""
+    page = Rules(view)
+    view.every(1.0, page.load)
+    view.every(HISTORY_S, page.load_history)
+
+
+class Rules:
+    """The newest set as the page last saw it; every change names its revision."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._set: JsonObject = {"revision": 0, "rules": []}
+        self._heading = ui.label("").classes("muted")
+        self._table = Table(_COLUMNS, label="Rules, the first that matches wins", on_act=self._act, empty="No rules.")
+        ui.label("History").props("role=heading aria-level=2").classes("section")
+        self._history = Table(_HISTORY, label="Revisions, the newest first", on_act=self._act_on_revision)
+
+    async def load(self) -> None:
+        """The rules, and which of them a rollout moves."""
+        self._set = found = await self._view.api.get("/rules")
+        rollouts = await self._view.api.get("/rollouts")
+        moving = {one["rule"]: one for one in rollouts["items"] if one["status"] == "running"}
+        frozen = found.get("frozen")
+        self._view.notice(
+            "frozen",
+            f"Changes are frozen by {frozen['owner']} for {words.lasting(frozen['remaining_s'])}: {frozen['reason']}"
+            if frozen
+            else "",
+        )
+        self._heading.text = f"Revision {found['revision']}. The first rule that matches a request takes it."
+        self._table.show([self._row(rule, moving.get(rule["name"])) for rule in found["rules"]])
+
+    async def load_history(self) -> None:
+        """The newest revisions."""
+        found = await self._view.api.get("/rules/revisions", limit=PAGE_SIZE)
+        may_roll_back = self._view.api.may("POST", "/rules/rollback")
+        rows = []
+        for one in found["items"]:
+            acts = [] if one["in_force"] else [act("diff", "Compare with now")]
+            if may_roll_back and not one["in_force"]:
+                acts.append(act("rollback", "Roll back to it", is_destructive=True))
+            rows.append(
+                {
+                    "key": str(one["revision"]),
+                    "name": f"revision {one['revision']}",
+                    "revision": one["revision"],
+                    "at": words.when(one["at"]),
+                    "by": one["by"] or words.NONE,
+                    "action": one["action"],
+                    "note": one["note"],
+                    "count": one["rules"],
+                    "state": [chip("in force", "good")] if one["in_force"] else [],
+                    "acts": acts,
+                }
+            )
+        self._history.show(rows)
+
+    def _row(self, rule: JsonObject, rollout: JsonObject | None) -> JsonObject:
+        state = [chip("on", "good") if rule["enabled"] else chip("off", "bad")]
+        if rollout:
+            state.append(chip(f"rollout at {rollout['percent']} %", "busy"))
+        acts = []
+        if self._view.api.may("PATCH", f"/rules/{rule['name']}"):
+            acts.append(act("off", "Switch off", is_destructive=True) if rule["enabled"] else act("on", "Switch on"))
+            if len(rule["split"]) > 1:
+                acts.append(act("weights", "Weights"))
+            if not rollout and self._view.api.may("POST", "/rollouts"):
+                acts.append(act("rollout", "Roll out"))
+        return {
+            "key": rule["name"],
+            "name": rule["name"],
+            "task": rule["match"].get("task", "*"),
+            "state": state,
+            "split": _shares(rule["split"]),
+            "fallback": [chip(words.place(target)) for target in rule.get("fallback", [])],
+            "more": _more(rule),
+            "acts": acts,
+        }
+
+    async def _act(self, name: str, row: dict[str, Any]) -> None:
+        rule = next((one for one in self._set["rules"] if one["name"] == row["key"]), None)
+        if rule is None:
+            return
+        if name == "weights":
+            self._ask_weights(rule)
+        elif name == "rollout":
+            await ask_start(self._view, self._set["rules"], rule["name"])
+        else:
+            self._ask_switch(rule, enabled=name == "on")
+
+    def _ask_switch(self, rule: JsonObject, *, enabled: bool) -> None:
+        api, revision, name = self._view.api, self._set["revision"], rule["name"]
+        word = "on" if enabled else "off"
+        with Form(f"Switch {word} the rule '{name}'", confirm=f"Switch {word}", is_destructive=not enabled) as form:
+            reason = form.reason(is_required=not enabled)
+            Effect(api, self._with(rule, {"enabled": enabled})).look()
+
+        async def change() -> JsonObject:
+            body = {"enabled": enabled, "note": text_of(reason)}
+            return await api.change("PATCH", f"/rules/{name}", body=body, reason=text_of(reason), revision=revision)
+
+        form.then(self._view.and_soon(change), f"Rule '{name}' is {word}")
+
+    def _ask_weights(self, rule: JsonObject) -> None:
+        api, revision, name = self._view.api, self._set["revision"], rule["name"]
+        labels: list[ui.label] = []
+        ranges: list[Range] = []
+
+        def rules() -> list[JsonObject]:
+            split = [{**target, "weight": one.value} for target, one in zip(rule["split"], ranges, strict=True)]
+            return self._with(rule, {"split": split})
+
+        def changed() -> None:
+            total = sum(one.value for one in ranges)
+            for label, one, target in zip(labels, ranges, rule["split"], strict=True):
+                label.text = f"{words.place(target)}: {one.value} ({words.percent(one.value / (total or 1), 0)})"
+            effect.look()
+
+        with Form(f"Weights of '{name}'", confirm="Save", is_wide=True) as form:
+            for target in rule["split"]:
+                labels.append(ui.label(""))
+                most = max(MAX_WEIGHT, target["weight"])
+                ranges.append(Range(f"Weight of {words.place(target)}", target["weight"], most, changed))
+            effect = Effect(api, rules)
+            reason = form.reason(is_required=False)
+        changed()
+
+        async def change() -> JsonObject:
+            body = {"weights": [one.value for one in ranges], "note": text_of(reason)}
+            return await api.change("PATCH", f"/rules/{name}", body=body, reason=text_of(reason), revision=revision)
+
+        form.then(self._view.and_soon(change), f"Weights of '{name}' are saved")
+
+    def _with(self, rule: JsonObject, fields: JsonObject) -> list[JsonObject]:
+        """The whole set with some fields of one rule changed."""
+        return [{**one, **fields} if one["name"] == rule["name"] else one for one in self._set["rules"]]
+
+    async def _act_on_revision(self, name: str, row: dict[str, Any]) -> None:
+        api, number, current = self._view.api, int(row["key"]), self._set["revision"]
+        found = await self._view.ask(
+            "/rules/diff",
+            **{"from": current if name == "rollback" else number},
+            to=number if name == "rollback" else current,
+        )
+        if found is None:
+            return
+        lines = [one["text"] for one in found["changes"]]
+        if name == "diff":
+            with panel(f"From revision {number} to revision {current}"):
+                texts(lines, "The rules are the same.")
+            return
+        with Form(
+            f"Roll back to revision {number}", "Workers would run:", confirm="Roll back", is_destructive=True
+        ) as form:
+            texts(lines, "the same rules as now.")
+            reason = form.reason()
+
+        async def change() -> JsonObject:
+            body = {"revision": number, "note": text_of(reason)}
+            return await api.change("POST", "/rules/rollback", body=body, reason=text_of(reason))
+
+        form.then(self._view.and_soon(change), f"The rules of revision {number} are back")
+
+
+def _shares(split: list[JsonObject]) -> list[dict[str, str]]:
+    if len(split) == 1:
+        return [chip(words.place(split[0]), "busy")]
+    total = sum(target.get("weight", 1) for target in split) or 1
+    return [
+        chip(f"{words.place(target)} {words.percent(target.get('weight', 1) / total, 0)}", "busy") for target in split
+    ]
+
+
+def _more(rule: Mapping[str, Any]) -> str:
+    """What else the rule says, in a few words."""
+    match = {k: v for k, v in rule["match"].items() if k != "task" and v not in ("*", None, [], {}, "")}
+    parts = [f"{k} {words.short(v, 40)}" for k, v in match.items()]
+    if rule.get("strategy", "weighted") != "weighted":
+        parts.append(str(rule["strategy"]).replace("_", " "))
+    if rule.get("shadow"):
+        parts.append(f"shadow {words.place(rule['shadow'])}")
+    if rule.get("guard"):
+        parts.append("guarded")
+    if rule.get("limits"):
+        parts.append("limited")
+    return ", ".join(parts) or words.NONE
+
+
+PAGE = Page(path="/rules", title="Tasks and rules", icon="alt_route", build=build)

@@ -1,0 +1,80 @@
+"""Around the console: what its answers say to browsers, and the end of its WebSockets when the server stops.
+
+Who may enter is the control plane's door to say, for pages, their files and their WebSockets alike.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.admin.access.door import CONSOLE
+from gateway.api.stream import DRAINING
+
+POLICY: Final = (
+    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "script-src 'self' 'unsafe-inline' 'unsafe-eval'; "  # pages are Vue templates, compiled in the browser
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:"
+)
+"""A browser asks nobody but us, whatever a page holds, and shows no page inside of another."""
+RETRY_S: Final = 5
+_HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+}
+_FILES: Final = f"{CONSOLE}/_nicegui/"  # named by the version of the library: they never change
+
+
+class Shell:
+    """Plain ASGI, around the whole application; what is not the console's passes as it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        path = scope.get("path", "")
+        if path != CONSOLE and not path.startswith(f"{CONSOLE}/"):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._app(scope, _until_drained(scope, receive), send)
+        else:
+            await self._app(scope, receive, _guarded(path, send))
+
+
+def _guarded(path: str, send: Send) -> Send:
+    """A `send` that adds what protects a page."""
+
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.update(_HEADERS)
+            is_kept = path.startswith(_FILES) and message["status"] == HTTPStatus.OK
+            headers["cache-control"] = "private, max-age=31536000, immutable" if is_kept else "no-store"
+            if message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:  # it cannot be told who asks
+                headers["refresh"] = str(RETRY_S)
+        await send(message)
+
+    return guarded
+
+
+def _until_drained(scope: Scope, receive: Receive) -> Receive:
+    """A `receive` that ends the WebSocket when the server stops: a page is never done by itself."""
+    draining = (scope.get("extensions") or {}).get(DRAINING)
+    if draining is None:
+        return receive
+
+    async def received() -> Message:
+        coming, stopping = asyncio.ensure_future(receive()), asyncio.ensure_future(draining.wait())
+        try:
+            await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return coming.result() if coming.done() else {"type": "websocket.disconnect", "code": 1001}
+        finally:
+            coming.cancel()
+            stopping.cancel()
+
+    return received
