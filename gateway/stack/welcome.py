@@ -27,7 +27,8 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
         "",
         f"API      {data}",
         f"metrics  {stack['ops_url']}/metrics",
-        f"admin    {stack['admin_url']}/admin/v1   (token: {token})",
+        f"console  {stack['admin_url']}/console   (token: {token})",
+        f"admin    {stack['admin_url']}/admin/v1   (the same token)",
         f"Triton   {triton}",
         f"LLM      {stack['llm_url'] or 'not running'}",
         f"Redis    {stack['redis_url']}",
@@ -43,7 +44,7 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
 def _found_by_environment(admin_url: str, token: Path) -> list[str]:
     """How commands such as `gateway rules` reach a stack whose folder they do not look into."""
     exported = f"GATEWAY_ADMIN_URL={admin_url} GATEWAY_ADMIN_TOKEN=$(cat {shlex.quote(str(token.absolute()))})"
-    return ["For `gateway rules`, `keys`, `models` and `usage`:", f"  export {exported}"]
+    return ["For `gateway rules`, `switches`, `keys` and the other commands:", f"  export {exported}"]
 
 
 def how_to_stop(run: RunDir) -> str:

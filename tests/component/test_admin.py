@@ -8,13 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.admin.access.door import MAX_BODY_BYTES
 from gateway.admin.app import create_admin_app
-from gateway.admin.door import MAX_BODY_BYTES
-from gateway.admin.models import RuleOut
+from gateway.admin.plane import Plane
+from gateway.admin.routing.rule_bodies import RuleOut
+from gateway.admin_ports import Change
 from gateway.core.errors import StaleRevision
-from gateway.core.policies import FIELDS
 from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules
-from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
+from gateway.core.rules.policies import FIELDS
+from gateway.stores.control.rule_store import RedisRuleStore
+from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import connect
 from tests.kit.redis_switch import RedisSwitch
 
@@ -56,7 +59,7 @@ async def workers(redis_client, redis_prefix):
 
 
 def over(store, token: str = TOKEN, sent: str | None = TOKEN) -> httpx.AsyncClient:
-    app = create_admin_app(store, token, lambda r: check_targets(r, **KNOWN), KNOWN["tasks"])
+    app = create_admin_app(Plane(rules=store, check=lambda r: check_targets(r, **KNOWN), tasks=KNOWN["tasks"]), token)
     headers = {"authorization": f"Bearer {sent}"} if sent is not None else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers)
@@ -143,7 +146,7 @@ async def test_put_replaces_the_set_and_all_workers_run_it(admin, workers, if_ma
     assert (body["revision"], body["rules"], answer.headers["etag"]) == (2, [rule("new")], '"2"')
     assert (body["applied"]["workers"], body["applied"]["of"]) == (2, 2)
     assert [w.current().revision for w in workers] == [2, 2]
-    assert (await admin.get("/rules")).json() == {"revision": 2, "rules": [rule("new")]}
+    assert (await admin.get("/rules")).json() == {"revision": 2, "rules": [rule("new")], "frozen": None}
 
 
 @pytest.mark.usefixtures("workers")
@@ -293,13 +296,13 @@ class Contended:
 
     def __init__(self, store: RedisRuleStore, times: int) -> None:
         self._store, self._times = store, times
-        self.get, self.applied = store.get, store.applied
+        self.get, self.applied, self.revision = store.get, store.applied, store.revision
 
-    async def put(self, rules, *, expected_revision: int) -> int:
+    async def put(self, rules, *, expected_revision: int, change: Change) -> int:
         if self._times:
             self._times -= 1
             raise StaleRevision(expected=expected_revision, current=expected_revision + 1)
-        return await self._store.put(rules, expected_revision=expected_revision)
+        return await self._store.put(rules, expected_revision=expected_revision, change=change)
 
 
 @pytest.mark.usefixtures("workers")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from gateway.__main__ import app as cli
 from gateway.admin.app import create_admin_app
+from gateway.admin.plane import Plane
 from gateway.core.errors import RulesUnavailable
 from gateway.core.keys import split_key
 from gateway.stores.redis_key_store import RedisKeyStore
@@ -236,7 +237,7 @@ def plane(redis_server, redis_prefix) -> Iterator[str]:
 
     async def serve() -> None:
         client = connect(redis_server.url)
-        app = create_admin_app(None, TOKEN, lambda _: None, TASKS, keys=RedisKeyStore(client, redis_prefix))
+        app = create_admin_app(Plane(tasks=TASKS, keys=RedisKeyStore(client, redis_prefix)), TOKEN)
         servers.append(uvicorn.Server(uvicorn.Config(app, host=HOST, port=port, log_level="error", lifespan="off")))
         await servers[0].serve()
         await client.aclose()

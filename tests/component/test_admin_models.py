@@ -11,21 +11,23 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.admin import deploy_run, deploys, rule_writer
 from gateway.admin.app import create_admin_app
-from gateway.admin.deploys import Deploys
-from gateway.admin.fleet import Servers
-from gateway.admin.model_routes import ModelPlane
-from gateway.admin_ports import Applied
+from gateway.admin.models import deploy_run, deploys
+from gateway.admin.models.deploys import Deploys
+from gateway.admin.models.fleet import Servers
+from gateway.admin.models.model_routes import ModelPlane
+from gateway.admin.plane import Plane
+from gateway.admin.routing import rule_writer
+from gateway.admin_ports import NO_NAME, Applied
 from gateway.core.errors import StaleRevision
 from gateway.core.rules import check_targets, parse_rules
 from gateway.settings import Settings
+from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents
 from gateway.stores.redis_outcomes import RedisOutcomes
-from gateway.stores.redis_rules import RedisRuleStore
 from gateway.stores.redis_script import connect
-from gateway.wiring import control_plane
+from gateway.wiring_control import control_plane
 from tests.kit.model_server import ModelServerFake
 from tests.kit.redis_switch import RedisSwitch
 from tests.kit.wait import until, until_async
@@ -50,22 +52,22 @@ class Rules(RedisRuleStore):
         super().__init__(*args, timeout_s=5)
         self.history: list[str] = []
 
-    async def put(self, rules, *, expected_revision, at_ms=0):
+    async def put(self, rules, *, expected_revision, at_ms=0, change=NO_NAME):
         if self.conflicts:
             self.conflicts -= 1
             raise StaleRevision(expected=expected_revision, current=expected_revision + 1)
-        revision = await super().put(rules, expected_revision=expected_revision, at_ms=at_ms)
+        revision = await super().put(rules, expected_revision=expected_revision, at_ms=at_ms, change=change)
         told = "; ".join(
             f"{rule.name}: " + " ".join(f"{t.version or '-'}*{t.weight}" for t in rule.split) for rule in rules
         )
         self.history.append(told)
         return revision
 
-    async def applied(self, revision, timeout_s=1.0):
-        return self.followed or await super().applied(revision, timeout_s)
+    async def applied(self, revision, timeout_s=1.0, *, of_switches=False):
+        return self.followed or await super().applied(revision, timeout_s, of_switches=of_switches)
 
 
-class Plane:
+class World:
     """The control plane, and what lies behind it."""
 
     def __init__(self, rules: Rules, deploys: RedisDeployStore, outcomes: RedisOutcomes, events: RedisEvents) -> None:
@@ -92,7 +94,7 @@ class Plane:
             repositories={"triton": "/models"},
         )
         plane = ModelPlane(servers=servers, deploys=deploys, events=self.events)
-        app = create_admin_app(self.rules, TOKEN, lambda _: None, ("t",), models=plane)
+        app = create_admin_app(Plane(rules=self.rules, tasks=("t",), models=plane), TOKEN)
         headers = {"authorization": f"Bearer {TOKEN}"}
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers)
@@ -124,12 +126,12 @@ class Plane:
 
 
 @contextlib.asynccontextmanager
-async def plane_over(client: Redis, prefix: str) -> AsyncIterator[Plane]:
+async def plane_over(client: Redis, prefix: str) -> AsyncIterator[World]:
     rules = Rules(client, prefix)
     await rules.put(parse_rules(RULES), expected_revision=0)
     rules.history.clear()
     deploys = RedisDeployStore(client, prefix, timeout_s=5)
-    made = Plane(rules, deploys, RedisOutcomes(client, prefix), RedisEvents(client, prefix))
+    made = World(rules, deploys, RedisOutcomes(client, prefix), RedisEvents(client, prefix))
     yield made
     await made.deploys.close()
     await made.http.aclose()
@@ -708,3 +710,32 @@ async def test_a_run_whose_claim_is_anothers_by_now_stops(plane, redis_client, r
     answer = await plane.http.post(f"/deploys/{deploy['id']}/rollback")
     is_problem(answer, 409, "deploy_conflict", "run by another control plane")
     assert (await redis_client.get(f"{redis_prefix}deploying:m")) == b"another"
+
+
+# --- the rules' history, and changes that are frozen ------------------------------------------------
+
+
+async def test_what_a_deploy_changes_is_in_the_history_of_the_rules(plane):
+    deploy = await plane.deploy()
+    assert (await plane.ended(deploy))["status"] == "done"
+    *changed, first = await plane.rules.revisions()
+    assert first.change == NO_NAME
+    assert {(one.change.by, one.change.action) for one in changed} == {("deploy", "deploy")}
+    assert changed[0].change.note == f"deploy {deploy['id']} of m, version 1 -> 2: version 2 serves"
+
+
+async def test_frozen_rules_stop_a_deploy_and_hinder_none_from_being_taken_back(plane):
+    body = {"action": "freeze", "scope": {"everything": True}, "reason": "the audit", "ttl_s": 60}
+    before = await plane.in_force()
+    first = (await plane.http.post("/switches", json=body)).json()["id"]
+    ended = await plane.ended(await plane.deploy())
+    assert (ended["status"], "changes are frozen" in ended["reason"]) == ("failed", True)
+    await plane.http.delete(f"/switches/{first}")
+    assert await plane.in_force() == before
+    deploy = await plane.deploy(hold_s=60)
+    await plane.weighs(deploy, 10)
+    await plane.http.post("/switches", json=body)
+    await plane.http.post(f"/deploys/{deploy['id']}/rollback")
+    assert (await plane.ended(deploy))["status"] == "rolled_back"
+    assert await plane.in_force() == before
+    assert (await plane.rules.revisions())[0].change.is_automatic

@@ -12,14 +12,17 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from gateway.admin import deploy_run, rule_writer
 from gateway.admin.app import create_admin_app
-from gateway.admin.deploys import Deploys
-from gateway.admin.fleet import Servers
-from gateway.admin.model_routes import ModelPlane
-from gateway.admin_ports import Applied
+from gateway.admin.models import deploy_run
+from gateway.admin.models.deploys import Deploys
+from gateway.admin.models.fleet import Servers
+from gateway.admin.models.model_routes import ModelPlane
+from gateway.admin.plane import Plane
+from gateway.admin.routing import rule_writer
+from gateway.admin_ports import NO_NAME, Applied
 from gateway.cli import models
 from gateway.core.rules import RuleSet, parse_rules
+from gateway.core.switches import NO_SWITCHES
 from tests.kit.model_server import ModelServerFake
 from tests.kit.redis import HOST, free_port
 
@@ -38,13 +41,16 @@ class Stores:
     async def get(self):
         return self.rules
 
-    async def put(self, rules, *, expected_revision, at_ms=0):
+    async def put(self, rules, *, expected_revision, at_ms=0, change=NO_NAME):
         assert expected_revision == self.rules.revision
         self.rules = RuleSet(revision=expected_revision + 1, rules=tuple(rules))
         return self.rules.revision
 
     async def workers(self):
         return []
+
+    async def switches(self):
+        return NO_SWITCHES
 
     async def applied(self, revision, timeout_s=1.0):
         return Applied(workers=0, of=0, ms=0)
@@ -108,7 +114,7 @@ def plane(tmp_path, monkeypatch) -> Iterator[Served]:
         repositories={"triton": str(model.parent)},
     )
     deploys = Deploys(servers=servers, rules=stores, store=stores, outcomes=stores, check=lambda _: None)
-    app = create_admin_app(stores, TOKEN, lambda _: None, (), models=ModelPlane(servers=servers, deploys=deploys))
+    app = create_admin_app(Plane(rules=stores, models=ModelPlane(servers=servers, deploys=deploys)), TOKEN)
     config = uvicorn.Config(app, host=HOST, port=port, log_level="error", lifespan="off", ws="none")
     uvicorn_server = uvicorn.Server(config)
     thread = threading.Thread(target=uvicorn_server.run)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from gateway.__main__ import app as cli
 from gateway.admin.app import create_admin_app
+from gateway.admin.plane import Plane
 from gateway.admin_ports import UsageRow
 from gateway.core.errors import RulesUnavailable
 from tests.kit.redis import HOST, free_port
@@ -57,7 +58,7 @@ class Books:
 
 
 def plane(books: Books):
-    return create_admin_app(None, TOKEN, lambda _: None, (), usage=books)
+    return create_admin_app(Plane(usage=books), TOKEN)
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ async def test_without_the_store_or_the_token(admin, books):
 
 
 async def test_a_plane_without_books_has_no_such_path():
-    transport = httpx.ASGITransport(create_admin_app(None, TOKEN, lambda _: None, ()))
+    transport = httpx.ASGITransport(create_admin_app(Plane(), TOKEN))
     async with httpx.AsyncClient(transport=transport, headers={"authorization": f"Bearer {TOKEN}"}) as client:
         assert (await client.get("http://admin/admin/v1/usage")).status_code == 404
 

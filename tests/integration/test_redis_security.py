@@ -15,13 +15,14 @@ from gateway.core.rate_limit import counters
 from gateway.core.rules import RuleSet
 from gateway.core.types import Caller, Limit, Place
 from gateway.settings import RedisSettings
+from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.leases import RedisLeases
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.redis_admissions import RedisAdmissions
 from gateway.stores.redis_deploys import RedisDeployStore
 from gateway.stores.redis_events import RedisEvents
 from gateway.stores.redis_outcomes import RedisOutcomes
-from gateway.stores.redis_rules import RedisRuleSource, RedisRuleStore
+from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import UNREACHABLE, connect
 from gateway.stores.redis_sequences import RedisSequenceStore
 from gateway.stores.redis_usage import RedisUsageSource, utc_today

@@ -10,9 +10,9 @@ from gateway.core.admissions import Wanted
 from gateway.core.rate_limit import counters
 from gateway.core.types import Caller, Limit
 from gateway.settings import RedisSettings
+from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.redis_admissions import RedisAdmissions
-from gateway.stores.redis_rules import RedisRuleStore
 from gateway.stores.redis_script import UNREACHABLE, connect, listen
 from tests.kit.redis import HOST
 from tests.kit.redis_many import MASTER, RedisSentinels, say

@@ -18,10 +18,10 @@ from gateway.api.endpoint import Api
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import parse_prices
-from gateway.core.record import RequestRecord
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.tensors import from_numpy
 from gateway.core.types import Caller, Limit, Tensors
+from gateway.core.watching.record import RequestRecord
 from gateway.gate import Gate
 from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task

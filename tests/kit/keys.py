@@ -9,6 +9,7 @@ import httpx
 from redis.asyncio import Redis
 
 from gateway.admin.app import create_admin_app
+from gateway.admin.plane import Plane
 from gateway.api.auth import KeyRing
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.types import Caller
@@ -26,7 +27,7 @@ TASKS = ("text-embedding", "image-classification", "general_llm", "total", "tens
 
 def admin_client(redis: Redis, prefix: str) -> httpx.AsyncClient:
     """The control plane of keys; it is told no rules."""
-    app = create_admin_app(None, TOKEN, lambda _: None, TASKS, keys=RedisKeyStore(redis, prefix))
+    app = create_admin_app(Plane(tasks=TASKS, keys=RedisKeyStore(redis, prefix)), TOKEN)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False),
         base_url="http://admin/admin/v1",

@@ -101,6 +101,7 @@ class Stack:
 def gateway(*args: str, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `gateway ...` to its end."""
     command = [sys.executable, "-m", "gateway", *args]
+    options.setdefault("stdin", subprocess.DEVNULL)  # nobody is there to be asked
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, **options)
 
 

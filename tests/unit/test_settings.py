@@ -80,10 +80,10 @@ def test_the_shipped_file_is_good():
         (
             "{backend: triton, model",
             "{backend: tritn, model",
-            "FILE:9: rule 'embeddings': split[0].backend: unknown backend 'tritn' (did you mean 'triton'?)",
+            "FILE:11: rule 'embeddings': split[0].backend: unknown backend 'tritn' (did you mean 'triton'?)",
         ),
         ("task: text-embedding}", "task: text-embeding}", "unknown task 'text-embeding'"),
-        ("model: text_embedding}", 'model: "*"}', "FILE:9: rule 'embeddings': split[0].model: callers of the task"),
+        ("model: text_embedding}", 'model: "*"}', "FILE:11: rule 'embeddings': split[0].model: callers of the task"),
         ("requests: 60", "requests: 0", "FILE:13: limits.0.requests"),
         ("per: minute", "per: fortnight", "FILE:13: limits.0.per"),
         (", key_env: DEV_KEY", "", "FILE:15: keys.0: give either key_env or key_sha256"),

@@ -9,15 +9,17 @@ from prometheus_client import CollectorRegistry
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import Fault, FaultKind, InternalError, Unauthorized
 from gateway.core.models import ModelFigures
-from gateway.core.record import RequestRecord
 from gateway.core.routing import Plan
 from gateway.core.types import EngineLoad, Place, Route, Timing, Usage
+from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.logs import MAX_LINES, AccessLog, JsonLines
 from gateway.telemetry.metrics import Metrics
 from tests.kit.wait import until
 
 ROUTE = Route(backend="triton", model="m", version="1", rule="r", attempts=2)
 RECORD = RequestRecord(
+    rule="r",
+    revision=4,
     id="abc",
     task="t",
     tenant="acme",

@@ -1,0 +1,79 @@
+"""A control plane whose every part is there: log-ins and the audit log over Redis, all else behind it gone."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from redis.asyncio import Redis
+
+from gateway.admin.access.entry import AdminKey, Entry
+from gateway.admin.app import create_admin_app
+from gateway.admin.models.fleet import Servers
+from gateway.admin.models.model_routes import ModelPlane
+from gateway.admin.plane import Plane
+from gateway.core.errors import RulesUnavailable
+from gateway.stores.control.audit import RedisAuditLog
+from gateway.stores.control.sessions import RedisSessions
+
+ROLES = ("viewer", "operator", "admin")
+SECRETS = {role: f"{role}-secret-of-more-than-thirty-two-characters" for role in ROLES}
+KEYS = tuple(AdminKey.of_secret(f"key-{role}", secret, role) for role, secret in SECRETS.items())
+HOST = "gateway.example"
+
+
+class Gone:
+    """A store that does not answer, whatever it is asked: who gets its 503 was let in."""
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        async def gone(*_: object, **__: object) -> Any:
+            raise RulesUnavailable("gone")
+
+        return gone
+
+
+def whole_plane(redis: Redis, prefix: str, **given: Any) -> Plane:
+    """All parts of it; those that are not given are gone."""
+    parts = {
+        "tasks": ("t",),
+        "audit": RedisAuditLog(redis, prefix),
+        "sessions": RedisSessions(redis, prefix),
+        "models": ModelPlane(
+            servers=Servers(reachable={}, unreachable={}, kinds={}, repositories={}), deploys=Gone(), events=Gone()
+        ),
+        **given,
+    }
+    missing = {one.name for one in fields(Plane) if one.default is None} - parts.keys()
+    return Plane(**parts, **{name: Gone() for name in missing})
+
+
+def whole_app(redis: Redis, prefix: str, *, entry: Entry | None = None, **given: Any) -> FastAPI:
+    return create_admin_app(whole_plane(redis, prefix, **given), entry or Entry(keys=KEYS))
+
+
+def client(app: FastAPI, *, address: str = "192.0.2.1", headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+    """A caller from an address; its cookies are its own."""
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 4321)),
+        base_url=f"http://{HOST}/admin/v1",
+        headers=headers,
+    )
+
+
+def bearing(app: FastAPI, token: str, *, address: str = "192.0.2.1") -> httpx.AsyncClient:
+    return client(app, address=address, headers={"authorization": f"Bearer {token}"})
+
+
+@contextlib.asynccontextmanager
+async def logged_in(app: FastAPI, token: str, *, address: str = "192.0.2.1") -> AsyncIterator[httpx.AsyncClient]:
+    """A browser with a log-in, whose changes show its CSRF token."""
+    async with client(app, address=address) as browser:
+        answer = await browser.post("/session", json={"token": token})
+        assert answer.status_code == 200, answer.text
+        browser.headers["x-csrf-token"] = answer.json()["csrf"]
+        yield browser
