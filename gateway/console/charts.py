@@ -30,8 +30,8 @@ class LineChart:
         options: dict[str, Any] = self._chart.options
         if series != options["series"]:
             options["series"] = series
-            options["legend"] |= {"data": list(lines), "show": len(lines) > 1}
-            options["grid"]["bottom"] = 40 if len(lines) > 1 else 8
+            options["legend"] |= {"data": list(lines), "show": self._is_stacked or len(lines) > 1}
+            options["grid"]["bottom"] = 40 if options["legend"]["show"] else 8
             self._chart.update()
 
     def _line(self, name: str, points: Points, place: int) -> dict[str, Any]:

@@ -34,7 +34,9 @@ class Range(ui.element):
         super().__init__("input")
         self.value = value
         self._on_change = on_change
-        self.props(f"type=range min=0 max={most} step=1 value={value} aria-label={json.dumps(label)}").classes("range")
+        self._props |= {"type": "range", "min": 0, "max": most, "step": 1, "aria-label": label}
+        self._props["^value"] = value  # the attribute: where it begins, and not where it is held
+        self.classes("range")
         self.on("input", self._moved, js_handler="(event) => emit(event.target.value)")
 
     def _moved(self, event: GenericEventArguments) -> None:
@@ -152,10 +154,7 @@ def say(text: str) -> None:
 
 def panel(title: str) -> ui.element:
     """A dialog that only shows something; what is made in it stands above its one button."""
-    with (
-        ui.dialog(value=True).props(f'aria-label="{_attribute(title)}"') as dialog,
-        ui.card().classes("form form-wide"),
-    ):
+    with _dialog(title) as dialog, ui.card().classes("form form-wide"):
         _title(title)
         body = ui.element("div").classes("form-fields")
         with ui.element("div").classes("form-buttons"):

@@ -6,6 +6,7 @@ Pictures go to `GATEWAY_ARTIFACTS`, or to .run/artifacts; they are never committ
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,26 +27,28 @@ expect.set_options(timeout=15_000)
 # Of every text that can be seen: its contrast with what is behind it (WCAG 2, 1.4.3), where that is too little.
 _CONTRAST = """
 () => {
-  const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
-  const over = (a, b) => a[3] >= 1 ? a : [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
-  const light = (c) => {
-    const [r, g, b] = c.slice(0, 3).map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const parse = (text) => { const found = text.match(/[\\d.]+/g).map(Number); return [...found, 1].slice(0, 4); };
+  const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
+  const light = (colour) => {
+    const [r, g, b] = colour.slice(0, 3).map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const ground = (e) => {
+  const ground = (element) => {
     const found = [];
-    for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor); if (c[3] > 0) found.push(c); if (c[3] >= 1) break; }
-    return found.reverse().reduce((under, c) => over(c, under), [255, 255, 255, 1]);
+    for (; element && !(found.length && found.at(-1)[3] === 1); element = element.parentElement) {
+      found.push(parse(getComputedStyle(element).backgroundColor));
+    }
+    return found.reverse().reduce((under, colour) => over(colour, under), [255, 255, 255, 1]);
   };
-  const bad = [];
+  const seen = {visibilityProperty: true, opacityProperty: true}, bad = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
-    const e = walker.currentNode.parentElement, text = walker.currentNode.textContent.trim();
-    if (!text || e.closest("script, style, svg, .q-icon, [aria-hidden=true]") || !e.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
-    const style = getComputedStyle(e), behind = ground(e), ink = over(parse(style.color), behind);
-    const [a, b] = [light(ink), light(behind)].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
+    const element = walker.currentNode.parentElement, text = walker.currentNode.textContent.trim();
+    if (!text || element.closest("script, style, svg, .q-icon") || !element.checkVisibility(seen)) continue;
+    const style = getComputedStyle(element), behind = ground(element), ink = over(parse(style.color), behind);
+    const [less, more] = [light(ink), light(behind)].sort((x, y) => x - y), ratio = (more + 0.05) / (less + 0.05);
     const size = parseFloat(style.fontSize), isLarge = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
-    if (ratio < (isLarge ? 3 : 4.5)) bad.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)} (${style.color} on ${behind})`);
+    if (ratio < (isLarge ? 3 : 4.5)) bad.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)}, ${style.color} on ${behind}`);
   }
   return bad;
 }
@@ -101,17 +104,16 @@ class Console:
     def row(self, name: str) -> Any:
         return self.page.get_by_role("row").filter(has=self.page.get_by_text(name, exact=True))
 
-    async def act(self, label: str, reason: str | None = None, *, confirm: str | None = None) -> None:
-        """Press the button with this label, give the reason, and confirm by Enter; or by the button `confirm`."""
+    async def act(self, label: str, reason: str = "") -> float:
+        """Press the button with this label, give the reason, and confirm by Enter; when that was (Unix seconds)."""
         await self.page.get_by_role("button", name=label, exact=True).first.click()
         dialog = self.page.get_by_role("dialog")
-        if reason is not None:
-            await dialog.get_by_label("Reason").fill(reason)
-        if confirm is None:
-            await self.page.keyboard.press("Enter")
-        else:
-            await dialog.get_by_role("button", name=confirm, exact=True).click()
+        await expect(dialog.get_by_label("Reason")).to_be_focused()
+        await self.page.keyboard.insert_text(reason)
+        await self.page.keyboard.press("Enter")
+        pressed = time.time()
         await expect(dialog).to_have_count(0)
+        return pressed
 
     async def shot(self, name: str, page: Page | None = None) -> None:
         await (page or self.page).screenshot(path=artifacts() / f"{name}.png", full_page=True)

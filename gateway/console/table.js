@@ -1,0 +1,49 @@
+// A table that is data alone: a refresh changes what differs, so that the focus stays on the button that has it.
+export default {
+  template: `
+    <div class="folding" role="region" :aria-label="label">
+      <table role="table">
+        <thead role="rowgroup">
+          <tr role="row">
+            <th v-for="col in columns" :key="col.field" role="columnheader" scope="col" :class="'is-' + col.kind">
+              {{ col.label }}
+            </th>
+          </tr>
+        </thead>
+        <tbody role="rowgroup">
+          <tr v-for="row in rows" :key="row.key" role="row">
+            <td v-for="col in columns" :key="col.field" role="cell" :data-label="col.label" :class="'is-' + col.kind">
+              <span v-if="col.kind === 'chips'" class="chips">
+                <span v-for="(chip, i) in row[col.field]" :key="i" :class="'chip chip-' + chip.tone"
+                  :title="chip.title">{{ chip.text }}</span>
+              </span>
+              <span v-else-if="col.kind === 'bar' && row[col.field]" class="meter">
+                <span class="meter-track" role="meter" aria-valuemin="0" aria-valuemax="100"
+                  :aria-valuenow="percent(row[col.field])" :aria-label="col.label + ': ' + row[col.field].text">
+                  <span :class="'meter-fill meter-' + row[col.field].tone"
+                    :style="{width: percent(row[col.field]) + '%'}"></span>
+                </span>
+                <span>{{ row[col.field].text }}</span>
+              </span>
+              <span v-else-if="col.kind === 'acts'" class="acts">
+                <button v-for="act in row[col.field]" :key="act.act" type="button" :class="'act act-' + act.tone"
+                  :aria-label="act.label + ': ' + row.name" @click="$emit('act', {act: act.act, key: row.key})">
+                  {{ act.label }}
+                </button>
+              </span>
+              <span v-else>{{ row[col.field] ?? '-' }}</span>
+            </td>
+          </tr>
+        </tbody>
+      </table>
+      <p v-if="!rows.length" class="empty">{{ empty }}</p>
+    </div>
+  `,
+  props: {columns: Array, rows: Array, label: String, empty: String},
+  emits: ["act"],
+  methods: {
+    percent(bar) {
+      return Math.round(100 * Math.min(1, Math.max(0, bar.share)));
+    },
+  },
+};
