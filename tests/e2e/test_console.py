@@ -19,7 +19,7 @@ from tests.kit.browser import Console, chromium, looking
 from tests.kit.redis import RedisServer
 from tests.kit.serving import ADMIN_TOKEN, Serving, control_plane, serving
 from tests.kit.tritons import Triton, tritons
-from tests.kit.wait import until
+from tests.kit.wait import until, until_async
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -270,7 +270,7 @@ async def sees_a_rollout_taken_back(console: Console, client: Client, whole: Who
         ("Steps in percent", "50, 100"),
         ("Seconds at each step", "600"),
         ("has a p99 above (ms)", "200"),
-        ("judged from so many requests", "20"),
+        ("after so many requests", "20"),
         ("Reason", "version 2 is better"),
     ):
         await dialog.get_by_label(label).fill(value)
@@ -339,6 +339,64 @@ async def test_the_second_of_two_operators_sees_what_the_first_has_changed(fresh
     assert [target["weight"] for target in weights] == [90, 12]
 
 
+async def test_a_request_is_explained(fresh: Whole):
+    client = Client(fresh.serving.url)
+    async with fresh.looking() as console:
+        async with client.under_way():
+            pass
+        await console.log_in(VIEWER)
+        await console.go("requests")
+        page, dialog = console.page, console.page.get_by_role("dialog")
+        await page.get_by_role("button", name="Explain: ").first.click()
+        await expect(dialog.get_by_text("Rule 'fast', at revision")).to_be_visible()
+        await expect(dialog.get_by_text("taken", exact=True)).to_be_visible()
+        await console.shot("explained")
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+        await page.get_by_role("button", name="Explain a request").click()
+        await dialog.get_by_label("Task").fill("tensor")
+        await dialog.get_by_label("Model").fill("weighed")
+        await dialog.get_by_role("button", name="Explain", exact=True).click()
+        await expect(page.get_by_text("Rule 'weighed', at revision")).to_be_visible()
+
+
+async def test_a_keys_secret_is_shown_once(fresh: Whole):
+    async with fresh.looking() as console:
+        await console.log_in(ADMIN_TOKEN)
+        await console.go("keys")
+        page, dialog = console.page, console.page.get_by_role("dialog")
+        await page.get_by_role("button", name="Make a key").click()
+        await dialog.get_by_label("Name").fill("an app")
+        await dialog.get_by_label("Tenant").fill("acme")
+        await dialog.get_by_label("Requests per minute").fill("60")
+        await page.keyboard.press("Enter")
+        secret = await page.locator(".secret").text_content()
+        await page.get_by_role("button", name="I have kept it").click()
+        await expect(dialog).to_have_count(0)
+        await expect(console.row("an app").get_by_text("60 requests per minute")).to_be_visible()
+        headers = {"authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(base_url=fresh.serving.url, headers=headers, trust_env=False) as http:
+            assert (await http.post("/v2/models/echo/infer", json=infer())).status_code == 200
+            await console.act("Disable: an app", "it was on a lost laptop")
+            await expect(console.row("an app").get_by_text("disabled")).to_be_visible()
+            await until_async(lambda: is_refused(http))
+
+
+async def is_refused(http: httpx.AsyncClient) -> bool:
+    return (await http.post("/v2/models/echo/infer", json=infer())).status_code == 401
+
+
+async def test_a_switch_counts_down_and_says_that_it_has_ended(fresh: Whole):
+    async with fresh.looking() as console:
+        await console.log_in(OPERATOR)
+        await console.go("switches")
+        body = {"action": "block", "scope": {"tenant": "gone"}, "reason": "a short one", "ttl_s": 3}
+        assert (await fresh.admin.post("/switches", json=body)).status_code == 201
+        await expect(console.row("tenant gone")).to_be_visible()
+        await expect(console.page.get_by_text("block for tenant gone expired by itself.")).to_be_visible()
+        await expect(console.row("tenant gone")).to_have_count(0)
+
+
 # --- who may ----------------------------------------------------------------------------------------
 
 
@@ -401,6 +459,7 @@ async def test_every_page_can_be_read(fresh: Whole, scheme: str, phone: bool):
             await console.page.wait_for_load_state("networkidle")
             await expect(console.page.locator(".folding").first).to_be_visible()
             await console.shot(f"{path or 'overview'}-{'phone-' if phone else ''}{scheme}")
+            await expect(console.page.locator(".banner")).to_be_hidden()
             assert await console.too_faint() == [], path
             assert not await console.is_too_wide(), path
         assert console.strangers() == []

@@ -334,7 +334,24 @@ async def test_a_deploy_outlives_its_control_plane(plane, tmp_path):
     assert await plane.rules() == before
 
 
-async def test_loads_tell_the_truth_and_ready_agrees_with_what_infer_answers(plane):
+async def test_a_reload_moves_callers_once_and_a_broken_one_moves_nobody(plane):  # CF-02
+    folder = plane.add("plain")
+    await loaded(plane, "plain")
+    load = Load(plane.gateway.url, "plain")
+    async with load.under_way():
+        beside(folder, "2")
+        await loaded(plane, "plain")
+        await until(lambda: load.seen[-1].version == 2, timeout_s=20)
+        (folder / "config.pbtxt").write_text("max_batch_size: many")
+        assert (await plane.admin.post("/models/plain/load")).status_code == 502
+        count = len(load.seen)
+        await until(lambda: len(load.seen) > count + 200, timeout_s=20)
+    assert not load.failed()
+    assert not load.out_of_order()
+    assert {one.version for one in load.seen[-200:]} == {2}
+
+
+async def test_loads_tell_the_truth_and_ready_agrees_with_what_infer_answers(plane):  # CF-01, CF-04
     folder = plane.add("truth")
     good = (folder / "config.pbtxt").read_text()
     (folder / "config.pbtxt").write_text("max_batch_size: many")

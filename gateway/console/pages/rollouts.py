@@ -24,8 +24,8 @@ _COLUMNS: Final = (
     Column(field="status", label="Status", kind="chips"),
     Column(field="progress", label="Progress", kind="bar"),
     Column(field="why", label="Why, and what next"),
-    Column(field="errors", label="Errors, new / old"),
-    Column(field="p99", label="p99, new / old"),
+    Column(field="errors", label="Errors, new / old", kind="number"),
+    Column(field="p99", label="p99, new / old", kind="number"),
     Column(field="requests", label="Requests, new / old", kind="number"),
     Column(field="acts", label="", kind="acts"),
 )
@@ -119,10 +119,10 @@ async def ask_start(view: View, rules: Sequence[JsonObject], rule: str | None = 
             hold = form.require(_field("Seconds at each step", "60"))
         ui.label("The guard takes it back when the new target").classes("muted")
         with ui.element("div").classes("fields"):
-            errors = _field("fails more than (%)", "2")
+            errors = _field("fails more often (%)", "2")
             slow = _field("has a p99 above (ms)")
-            violations = _field("breaks its contract more than (%)")
-            least = _field("judged from so many requests", "200")
+            violations = _field("breaks its contract (%)")
+            least = _field("after so many requests", "200")
         note = form.reason(is_required=False)
 
     async def change() -> JsonObject:
