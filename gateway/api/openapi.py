@@ -47,6 +47,12 @@ _HEADERS = [
         "schema": {"type": "string", "minLength": 1, "maxLength": MAX_ORDERING_KEY},
     },
     {
+        "name": "X-Session-Id",
+        "in": "header",
+        "description": "what the caller's requests belong together by: a rule may keep them on one side of its split",
+        "schema": {"type": "string", "minLength": 1, "maxLength": MAX_ORDERING_KEY},
+    },
+    {
         "name": "Idempotency-Key",
         "in": "header",
         "description": "a request sent again under the same one is not done again: its first answer is given again",

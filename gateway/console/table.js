@@ -14,7 +14,7 @@ export default {
           <tr v-for="row in rows" :key="row.key" role="row">
             <td v-for="col in columns" :key="col.field" role="cell" :data-label="col.label" :class="'is-' + col.kind">
               <span v-if="col.kind === 'chips'" class="chips">
-                <span v-for="(chip, i) in row[col.field]" :key="i" :class="'chip chip-' + chip.tone"
+                <span v-for="(chip, i) in row[col.field]" :key="i" :class="['chip', 'chip-' + chip.tone, {'chip-short': chip.text.length < 26}]"
                   :title="chip.title">{{ chip.text }}</span>
               </span>
               <span v-else-if="col.kind === 'bar' && row[col.field]" class="meter">

@@ -23,13 +23,13 @@ from gateway.ports import JsonObject
 
 Load = Callable[[], Awaitable[None]]
 
-_log = logging.getLogger(__name__)
-
 TICK_S: Final = 0.25
 PATIENCE_S: Final = 3.0  # beyond which the page says that it waits for an answer
 THEMES: Final = {"auto": None, "light": False, "dark": True}
 _THEME_COOKIE: Final = "gateway_theme"
 _STYLE: Final = (Path(__file__).parent / "console.css").read_text()
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

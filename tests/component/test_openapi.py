@@ -33,7 +33,15 @@ async def test_it_is_a_valid_document_that_names_every_route():
 async def test_every_header_that_is_read_is_told():
     async with running([ScriptedBackend("triton", [embedding()])]) as gw:
         paths = (await document(gw))["paths"]
-    steering = {"X-Timeout-Ms", "X-Request-Id", "X-Priority", "X-Ordering-Key", "Idempotency-Key", "Cache-Control"}
+    steering = {
+        "X-Timeout-Ms",
+        "X-Request-Id",
+        "X-Priority",
+        "X-Ordering-Key",
+        "X-Session-Id",
+        "Idempotency-Key",
+        "Cache-Control",
+    }
     of_sequences = {"X-Sequence-Id", "X-Sequence-Start", "X-Sequence-End"}
 
     def told(path: str) -> set[str]:

@@ -69,7 +69,7 @@ def show_explanation(found: JsonObject, title: str) -> None:
         rule = f"Rule '{found['rule']}'" if found["rule"] else "No rule takes it"
         ui.label(f"{rule}, at revision {found['revision']}.").classes("strong")
         if found.get("outcome"):
-            ui.label(f"What became of it: {words.short(found['outcome'], 300)}")
+            ui.label(_outcome(found["outcome"]))
         if found["rules"]:
             ui.label("Rules, in their order").classes("tile-label")
             texts(f"{one['rule']}: {one['why']}" for one in found["rules"])
@@ -85,6 +85,11 @@ def show_explanation(found: JsonObject, title: str) -> None:
         if lines:
             ui.label("What applies").classes("tile-label")
             texts(lines)
+
+
+def _outcome(one: JsonObject) -> str:
+    where = f"at {one['place']}" if one.get("place") else "nowhere"
+    return f"It ended {where} with {one['status']} {one['code']}, after {words.millis(one['total_ms'])}."
 
 
 def _candidate(place: int, one: JsonObject) -> JsonObject:

@@ -6,14 +6,15 @@ from typing import Any, Final
 from nicegui import ui
 
 from gateway.console import words
-from gateway.console.dialogs import Form, Range, panel, text_of, texts
+from gateway.console.dialogs import Form, Range, button, panel, text_of, texts
 from gateway.console.pages.effect import Effect
 from gateway.console.pages.rollouts import ask_start
 from gateway.console.tables import Column, Table, act, chip
 from gateway.console.view import Page, View
 from gateway.ports import JsonObject
 
-PAGE_SIZE: Final = 20
+PAGE_SIZE: Final = 10
+MOST: Final = 200  # as many as are kept
 HISTORY_S: Final = 5.0
 MAX_WEIGHT: Final = 100
 
@@ -54,7 +55,9 @@ class Rules:
         self._heading = ui.label("").classes("muted")
         self._table = Table(_COLUMNS, label="Rules, the first that matches wins", on_act=self._act, empty="No rules.")
         ui.label("History").props("role=heading aria-level=2").classes("section")
+        self._size = PAGE_SIZE
         self._history = Table(_HISTORY, label="Revisions, the newest first", on_act=self._act_on_revision)
+        self._older = button("Older revisions", self._grow).classes("own-width")
 
     async def load(self) -> None:
         """The rules, and which of them a rollout moves."""
@@ -73,7 +76,8 @@ class Rules:
 
     async def load_history(self) -> None:
         """The newest revisions."""
-        found = await self._view.api.get("/rules/revisions", limit=PAGE_SIZE)
+        found = await self._view.api.get("/rules/revisions", limit=self._size)
+        self._older.set_visibility(found["next"] is not None and self._size < MOST)
         may_roll_back = self._view.api.may("POST", "/rules/rollback")
         rows = []
         for one in found["items"]:
@@ -95,6 +99,10 @@ class Rules:
                 }
             )
         self._history.show(rows)
+
+    def _grow(self) -> None:
+        self._size = min(MOST, 2 * self._size)
+        self._view.soon()
 
     def _row(self, rule: JsonObject, rollout: JsonObject | None) -> JsonObject:
         state = [chip("on", "good") if rule["enabled"] else chip("off", "bad")]
