@@ -6,18 +6,16 @@ Layout, all under one prefix:
   expires 10 s after its last word.
 """
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from gateway.core.errors import RulesUnavailable
 from gateway.ports import JsonObject
-from gateway.stores.redis_script import UNREACHABLE, load_script
+from gateway.stores.redis_script import answering, load_script
 
 CLAIM_TTL_MS = 10_000
 KEPT = 100
@@ -93,10 +91,5 @@ class RedisDeployStore:
         documents = [json.loads(text) for text in (await self._client.hgetall(self._key)).values()]
         return sorted(documents, key=lambda one: one["started_ms"], reverse=True)
 
-    @contextlib.asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                yield
-        except UNREACHABLE as error:
-            raise RulesUnavailable(f"Redis, the store of {self._kind.documents}, does not answer") from error
+    def _bounded(self) -> AbstractAsyncContextManager[None]:
+        return answering(f"{self._kind.documents}", self._timeout_s)

@@ -8,9 +8,8 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from gateway.core.errors import RulesUnavailable
 from gateway.ports import JsonObject
-from gateway.stores.redis_script import UNREACHABLE
+from gateway.stores.redis_script import UNREACHABLE, answering
 
 KEPT: Final = 100
 TIMEOUT_S: Final = 1.0
@@ -19,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class RedisEvents:
-    """See `ports.EventLog` and `ports.Events`."""
+    """See `ports.EventLog` and `admin_ports.Events`."""
 
     def __init__(self, client: Redis, prefix: str) -> None:
         self._client = client
@@ -37,8 +36,5 @@ class RedisEvents:
 
     async def read(self, limit: int = KEPT) -> Sequence[JsonObject]:
         """The newest first. Raises `RulesUnavailable` when Redis does not answer."""
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return [json.loads(text) for text in await self._client.lrange(self._key, 0, limit - 1)]
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis does not answer") from error
+        async with answering("the events", TIMEOUT_S):
+            return [json.loads(text) for text in await self._client.lrange(self._key, 0, limit - 1)]

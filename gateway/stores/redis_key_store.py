@@ -1,10 +1,10 @@
 """The control plane's side of the API keys that were made at run time; see `redis_keys` for where they lie."""
 
-import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from gateway.core.errors import RulesUnavailable, StaleRevision, TooManyKeys, UnknownKey
 from gateway.core.keys import ApiKey, KeyFault, key_document
 from gateway.stores.redis_keys import KeyNames, parsed, text_of
-from gateway.stores.redis_script import UNREACHABLE, in_time, load_script
+from gateway.stores.redis_script import answering, load_script
 
 MAX_KEYS: Final = 100_000
 ATTEMPTS: Final = 5  # of a change that names no revision, against other writers
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class RedisKeyStore:
-    """`ports.KeyStore`: the control plane's side. Raises `RulesUnavailable` when Redis does not answer."""
+    """`admin_ports.KeyStore`: the control plane's side. Raises `RulesUnavailable` when Redis does not answer."""
 
     def __init__(self, client: Redis, prefix: str, *, timeout_s: float = 1.0, max_keys: int = MAX_KEYS) -> None:
         self._client = client
@@ -33,16 +33,16 @@ class RedisKeyStore:
         self._script = load_script("put_key")
 
     async def create(self, key: ApiKey) -> None:
-        """See `ports.KeyStore`."""
+        """See `admin_ports.KeyStore`."""
         if not await self._put(key.id, there=b"", wanted=_written(key), member=_member(key)):
             raise TooManyKeys("another key has this id: try again")
 
     async def get(self, key_id: str) -> ApiKey:
-        """See `ports.KeyStore`."""
+        """See `admin_ports.KeyStore`."""
         return self._readable(await self._stored(key_id))
 
     async def page(self, *, after: str, size: int, tenant: str = "") -> tuple[list[ApiKey], str | None]:
-        """See `ports.KeyStore`."""
+        """See `admin_ports.KeyStore`."""
         found: list[ApiKey] = []
         last, cursor = after, after
         while True:
@@ -70,7 +70,7 @@ class RedisKeyStore:
     async def change(
         self, key_id: str, change: Callable[[ApiKey], ApiKey], *, expected_revision: int | None = None
     ) -> ApiKey:
-        """See `ports.KeyStore`."""
+        """See `admin_ports.KeyStore`."""
         for _ in range(ATTEMPTS):
             text = await self._stored(key_id)
             key = self._readable(text)
@@ -82,7 +82,7 @@ class RedisKeyStore:
         raise RulesUnavailable("others change this key at the same time: try again")
 
     async def delete(self, key_id: str) -> None:
-        """See `ports.KeyStore`. One that cannot be read can be deleted too."""
+        """See `admin_ports.KeyStore`. One that cannot be read can be deleted too."""
         for _ in range(ATTEMPTS):
             text = await self._stored(key_id)
             try:
@@ -131,13 +131,8 @@ class RedisKeyStore:
             _log.error("key_unreadable", extra={"key": _id_of(member), "detail": str(fault)})
             return None
 
-    @contextlib.asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        try:
-            async with in_time(self._timeout_s):
-                yield
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, the store of keys, does not answer") from error
+    def _bounded(self) -> AbstractAsyncContextManager[None]:
+        return answering("the keys", self._timeout_s)
 
 
 def _member(key: ApiKey) -> str:

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from redis.asyncio import Redis
 
 from gateway.core.attempts import CONSEQUENCES
-from gateway.core.errors import Fault, FaultKind, RulesUnavailable
+from gateway.core.errors import Fault, FaultKind
 from gateway.core.models import Outcomes
 from gateway.core.types import Place, Route
 from gateway.core.watching.record import RequestRecord
-from gateway.stores.redis_script import UNREACHABLE
+from gateway.stores.redis_script import UNREACHABLE, answering
 
 FLUSH_S = 0.25
 TIMEOUT_S = 1.0
@@ -98,7 +98,7 @@ class RedisOutcomeCounter:
 
 
 class RedisOutcomes:
-    """See `ports.OutcomeSource`."""
+    """See `admin_ports.OutcomeSource`."""
 
     def __init__(self, client: Redis, prefix: str) -> None:
         self._client = client
@@ -106,11 +106,8 @@ class RedisOutcomes:
 
     async def read(self, model: str) -> Mapping[str, Outcomes]:
         """By version. Raises `RulesUnavailable` when Redis does not answer."""
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                stored = await self._client.hgetall(f"{self._prefix}outcomes:{model}")
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis does not answer") from error
+        async with answering("the outcomes", TIMEOUT_S):
+            stored = await self._client.hgetall(f"{self._prefix}outcomes:{model}")
         found: dict[str, dict[str, int]] = {}
         for name, count in stored.items():
             version, _, kind = (name.decode() if isinstance(name, bytes) else name).partition(":")

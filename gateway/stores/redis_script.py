@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from gateway.core.errors import RulesUnavailable
 from gateway.settings import RedisSettings
 from gateway.stores.redis_cluster import ClusterClient
 from gateway.stores.redis_sentinel import sentinel_client
@@ -109,6 +110,19 @@ async def in_time(timeout_s: float) -> AsyncGenerator[None, None]:
             yield
         finally:
             timer.cancel()
+
+
+@asynccontextmanager
+async def answering(what: str, timeout_s: float) -> AsyncGenerator[None, None]:
+    """For the control plane, which does nothing without Redis: `in_time`, and its failures as `RulesUnavailable`.
+
+    `what` Redis keeps here is said to whoever asked.
+    """
+    try:
+        async with in_time(timeout_s):
+            yield
+    except UNREACHABLE as error:
+        raise RulesUnavailable(f"Redis, which keeps {what}, does not answer") from error
 
 
 class Lanes:

@@ -22,10 +22,9 @@ from typing import Final
 from redis.asyncio import Redis
 
 from gateway.admin_ports import UsageRow
-from gateway.core.errors import RulesUnavailable
 from gateway.core.types import Usage
 from gateway.core.watching.record import RequestRecord
-from gateway.stores.redis_script import UNREACHABLE, load_script
+from gateway.stores.redis_script import UNREACHABLE, answering, load_script
 
 FLUSH_S: Final = 1.0
 TIMEOUT_S: Final = 1.0
@@ -160,7 +159,7 @@ class RedisUsage:
 
 
 class RedisUsageSource:
-    """See `ports.UsageSource`."""
+    """See `admin_ports.UsageSource`."""
 
     def __init__(self, client: Redis, prefix: str) -> None:
         self._client = client
@@ -169,13 +168,13 @@ class RedisUsageSource:
     async def read(self, first_day: date, last_day: date) -> Sequence[UsageRow]:
         """Sorted. Raises `RulesUnavailable` when Redis does not answer."""
         days = [first_day + timedelta(days=n) for n in range((last_day - first_day).days + 1)]
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
-                for day in days:
-                    steps.hgetall(_key(self._prefix, day))
-                stored = await steps.execute()
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, which has the books of usage, does not answer") from error
+        async with (
+            answering("the books of usage", READ_TIMEOUT_S),
+            self._client.pipeline(transaction=False) as steps,
+        ):
+            for day in days:
+                steps.hgetall(_key(self._prefix, day))
+            stored = await steps.execute()
         return [row for day, fields in zip(days, stored, strict=True) for row in _rows(day, fields)]
 
 

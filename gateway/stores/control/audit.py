@@ -4,20 +4,19 @@ Nothing of ours changes or takes away an entry; of about a million the oldest go
 plane. `gateway audit export` writes them elsewhere before.
 """
 
-import asyncio
-import contextlib
 import json
 import logging
 import re
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, fields
 from typing import Any, Final
 
 from redis.asyncio import Redis
 
 from gateway.admin_ports import AuditEntry
-from gateway.core.errors import MalformedRequest, RulesUnavailable
-from gateway.stores.redis_script import UNREACHABLE
+from gateway.core.errors import MalformedRequest
+from gateway.stores.redis_script import answering
 
 KEPT: Final = 1_000_000  # some 300 MiB of Redis's memory
 PAGE: Final = 500
@@ -70,13 +69,8 @@ class RedisAuditLog:
                 return
             after = f"({_text(found[-1][0])}"
 
-    @contextlib.asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                yield
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, which keeps the audit log, does not answer") from error
+    def _bounded(self) -> AbstractAsyncContextManager[None]:
+        return answering("the audit log", self._timeout_s)
 
 
 def _read(found: _Found) -> list[AuditEntry]:

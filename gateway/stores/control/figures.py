@@ -1,8 +1,8 @@
 """What became of requests, second by second, of all workers together: for the console, and for who guards canaries.
 
 Layout: `{prefix}figures:<Unix second>`, a hash whose fields are `<series as JSON>|<measure>`, all whole numbers.
-Measures are the names in `core.watching.figures.COUNTS`, and `w<step>` and `f<step>` for the histograms of whole answers and of
-first tokens. It expires 1 h 10 min after its last word: the longest that a guard looks back is an hour.
+Measures are the names in `core.watching.figures.COUNTS`, and `w<step>` and `f<step>` for the histograms of whole
+answers and of first tokens. It expires 1 h 10 min after its last word: the longest that a guard looks back is an hour.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from gateway.core.errors import RulesUnavailable
 from gateway.core.watching import counting
 from gateway.core.watching.figures import COUNTS, Figures, Series, Tally
 from gateway.core.watching.record import RequestRecord
-from gateway.stores.redis_script import UNREACHABLE, in_time, load_script
+from gateway.stores.redis_script import UNREACHABLE, answering, in_time, load_script
 
 FLUSH_S: Final = 0.25
 TIMEOUT_S: Final = 1.0
@@ -162,13 +161,10 @@ class RedisFigureSource:
         return found
 
     async def _stored(self, seconds: Iterable[int]) -> list[dict[bytes, bytes]]:
-        try:
-            async with in_time(READ_TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
-                for second in seconds:
-                    steps.hgetall(f"{self._prefix}figures:{second}")
-                return await steps.execute()
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, which has the figures, does not answer") from error
+        async with answering("the figures", READ_TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
+            for second in seconds:
+                steps.hgetall(f"{self._prefix}figures:{second}")
+            return await steps.execute()
 
 
 def _fields(tallies: Mapping[Series, Tally]) -> Iterator[tuple[str, int]]:

@@ -12,18 +12,18 @@ import logging
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, cast
 
 import orjson
 from redis.asyncio import Redis
 
-from gateway.core.errors import ClientClosed, InvalidInput, RulesUnavailable
+from gateway.core.errors import ClientClosed, InvalidInput
 from gateway.core.watching.record import RequestRecord
 from gateway.core.watching.request_documents import Ended, document, ended
 from gateway.ports import JsonObject
-from gateway.stores.redis_script import UNREACHABLE, in_time
+from gateway.stores.redis_script import UNREACHABLE, answering, in_time
 
 FLUSH_S: Final = 0.25
 TIMEOUT_S: Final = 1.0
@@ -189,13 +189,8 @@ class RedisRequestLog:
             entries = await self._client.xrevrange(self._key, max=newest, min="-", count=size)
         return cast("Sequence[tuple[bytes, dict[bytes, bytes]]]", entries)
 
-    @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        try:
-            async with in_time(self._timeout_s):
-                yield
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, which has the log of requests, does not answer") from error
+    def _bounded(self) -> AbstractAsyncContextManager[None]:
+        return answering("the log of requests", self._timeout_s)
 
 
 def _read(at: bytes, fields: dict[bytes, bytes]) -> JsonObject:

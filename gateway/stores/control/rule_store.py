@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import orjson
@@ -22,7 +23,7 @@ from gateway.core.errors import (
 from gateway.core.rules import Rule, RuleSet
 from gateway.core.rules.fields import RuleError
 from gateway.core.switches import NO_SWITCHES, Switch, Switches
-from gateway.stores.redis_script import UNREACHABLE, in_time, load_script
+from gateway.stores.redis_script import answering, load_script
 from gateway.stores.stored_rules import (
     KEPT,
     REPORTED,
@@ -228,13 +229,8 @@ class RedisRuleStore:
                 await self._client.srem(workers_key(self._prefix), *gone)
         return {i: report for i, report in zip(ids, reports, strict=True) if report[0] is not None}
 
-    @contextlib.asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        try:
-            async with in_time(self._timeout_s):
-                yield
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, the store of rules, does not answer") from error
+    def _bounded(self) -> AbstractAsyncContextManager[None]:
+        return answering("the rules", self._timeout_s)
 
 
 def _now_ms() -> int:

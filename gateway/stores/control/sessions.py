@@ -3,22 +3,19 @@
 Who reads Redis learns no cookie. All control planes over one Redis know every log-in.
 """
 
-import asyncio
-import contextlib
 import hashlib
 import json
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Final
 
 from redis.asyncio import Redis
 
 from gateway.admin_ports import Session
-from gateway.core.errors import RulesUnavailable
-from gateway.stores.redis_script import UNREACHABLE
+from gateway.stores.redis_script import answering
 
 COOKIE_BYTES: Final = 32  # 256 bits (OWASP's least is 64)
 _COOKIE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -59,10 +56,5 @@ class RedisSessions:
     def _key(self, cookie: str) -> str:
         return f"{self._prefix}session:{hashlib.sha256(cookie.encode()).hexdigest()}"
 
-    @contextlib.asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                yield
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, which keeps the log-ins, does not answer") from error
+    def _bounded(self) -> AbstractAsyncContextManager[None]:
+        return answering("the log-ins", self._timeout_s)

@@ -16,12 +16,12 @@ import json
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from gateway.core.errors import RulesUnavailable
 from gateway.core.shadows.shadow_reports import (
     MOST_DISAGREEMENTS,
     Pair,
@@ -31,7 +31,7 @@ from gateway.core.shadows.shadow_reports import (
     measures,
 )
 from gateway.ports import JsonObject
-from gateway.stores.redis_script import UNREACHABLE, in_time
+from gateway.stores.redis_script import UNREACHABLE, answering, in_time
 
 FLUSH_S: Final = 0.5
 TIMEOUT_S: Final = 1.0
@@ -145,32 +145,29 @@ class RedisShadowSource:
 
     async def read(self) -> Sequence[JsonObject]:
         """The documents of `core.shadows.shadow_reports`, in the order of their names. Raises `RulesUnavailable`."""
-        try:
-            async with in_time(self._timeout_s):
-                named: Any = await self._client.zrange(f"{self._prefix}shadows", 0, -1)
-                rules = sorted(name.decode() for name in named)
-                async with self._client.pipeline(transaction=False) as steps:
-                    for rule in rules:
-                        _, counts, last = _keys(self._prefix, rule)
-                        steps.hgetall(counts)
-                        steps.lrange(last, 0, -1)
-                    stored = await steps.execute() if rules else []
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, which has the reports on shadows, does not answer") from error
+        async with self._bounded():
+            named: Any = await self._client.zrange(f"{self._prefix}shadows", 0, -1)
+            rules = sorted(name.decode() for name in named)
+            async with self._client.pipeline(transaction=False) as steps:
+                for rule in rules:
+                    _, counts, last = _keys(self._prefix, rule)
+                    steps.hgetall(counts)
+                    steps.lrange(last, 0, -1)
+                stored = await steps.execute() if rules else []
         halves = zip(rules, stored[::2], stored[1::2], strict=True)
         return [one for rule, counts, last in halves for one in _documents(rule, counts, last)]
 
     async def forget(self, rule: str) -> None:
         """Begin its report anew. Raises `RulesUnavailable`."""
         index, counts, last = _keys(self._prefix, rule)
-        try:
-            async with in_time(self._timeout_s), self._client.pipeline(transaction=False) as steps:
-                steps.delete(counts)
-                steps.delete(last)
-                steps.zrem(index, rule)
-                await steps.execute()
-        except UNREACHABLE as error:
-            raise RulesUnavailable("Redis, which has the reports on shadows, does not answer") from error
+        async with self._bounded(), self._client.pipeline(transaction=False) as steps:
+            steps.delete(counts)
+            steps.delete(last)
+            steps.zrem(index, rule)
+            await steps.execute()
+
+    def _bounded(self) -> AbstractAsyncContextManager[None]:
+        return answering("the reports on shadows", self._timeout_s)
 
 
 def _keys(prefix: str, rule: str) -> tuple[str, str, str]:
