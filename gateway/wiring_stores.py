@@ -17,6 +17,7 @@ from gateway.settings.redis import read_url
 from gateway.stores.control.figures import RedisFigures
 from gateway.stores.control.requests import RedisRequests
 from gateway.stores.control.shadows import RedisShadows
+from gateway.stores.flushing import write_in_background
 from gateway.stores.leases import MemoryLeases, RedisLeases
 from gateway.stores.memory import MAX_KEYS, MemoryRuleSource, MemorySequenceStore
 from gateway.stores.memory_admissions import MemoryAdmissions
@@ -91,22 +92,13 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
     stack.push_async_callback(admissions.close)
     admissions.start()
     outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
-    stack.push_async_callback(outcomes.close)
-    outcomes.start()
     usage = RedisUsage(client, settings.redis.prefix)
-    stack.push_async_callback(usage.close)
-    usage.start()
     figures = RedisFigures(client, settings.redis.prefix)
-    stack.push_async_callback(figures.close)
-    figures.start()
     requests = RedisRequests(
         client, settings.redis.prefix, worker_id=worker_id, matched_headers=lambda: rules.current().headers
     )
-    stack.push_async_callback(requests.close)
-    requests.start()
     shadows = RedisShadows(client, settings.redis.prefix)
-    stack.push_async_callback(shadows.close)
-    shadows.start()
+    stack.push_async_callback(write_in_background(outcomes, usage, figures, requests, shadows))
     answers = RedisAnswers(client, settings.redis.prefix, max_bytes=settings.recall.max_bytes)
     stack.push_async_callback(answers.close)
     deaths = RedisDeaths(client, settings.redis.prefix)

@@ -7,8 +7,6 @@ Layout: `{prefix}outcomes:{model}`, a hash of `{version}:answered` and `{version
 last word.
 """
 
-import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -20,35 +18,24 @@ from gateway.core.errors import Fault, FaultKind
 from gateway.core.models import Outcomes
 from gateway.core.types import Place, Route
 from gateway.core.watching.record import RequestRecord
-from gateway.stores.redis_script import UNREACHABLE, answering
+from gateway.stores.flushing import TIMEOUT_S, Flushing
+from gateway.stores.redis_script import UNREACHABLE, answering, in_time
 
 FLUSH_S = 0.25
-TIMEOUT_S = 1.0
 FORGET_AFTER_S = 3600
 MAX_WAITING = 10_000  # names that are counted and not written yet; more are Redis's absence, and are let go
 
 _log = logging.getLogger(__name__)
 
 
-class RedisOutcomeCounter:
+class RedisOutcomeCounter(Flushing):
     """An `Observer` that counts the requests to places with a version, and writes the counts four times a second."""
 
     def __init__(self, client: Redis, prefix: str) -> None:
+        super().__init__("outcomes", FLUSH_S)
         self._client = client
         self._prefix = prefix
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._task = asyncio.create_task(self._forever(), name="outcomes")
-
-    async def close(self) -> None:
-        """Write what is left, and stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._flush()
 
     def began(self, task: str) -> None:
         """Nothing is known of it yet."""
@@ -75,26 +62,21 @@ class RedisOutcomeCounter:
         if len(self._counts) < MAX_WAITING:
             self._counts[model, name] += 1
 
-    async def _forever(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            try:
-                await self._flush()
-            except Exception:  # noqa: BLE001 - the supervisor of this task
-                _log.exception("outcomes_failed")
-
-    async def _flush(self) -> None:
+    async def _write(self) -> bool:
         counts, self._counts = self._counts, Counter()
         if not counts:
-            return
-        # What cannot be written is lost: a late count would be taken for one of now.
-        with contextlib.suppress(*UNREACHABLE):
-            async with asyncio.timeout(TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
+            return False
+        try:
+            async with in_time(TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
                 for (model, name), count in counts.items():
                     steps.hincrby(f"{self._prefix}outcomes:{model}", name, count)
                 for model in {model for model, _ in counts}:
                     steps.expire(f"{self._prefix}outcomes:{model}", FORGET_AFTER_S)
                 await steps.execute()
+        except UNREACHABLE:  # a late count would be taken for one of now
+            self.lost += counts.total()
+            raise
+        return True
 
 
 class RedisOutcomes:

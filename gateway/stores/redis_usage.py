@@ -9,7 +9,6 @@ counts wait in the worker while Redis does not, for as long as that lasts. Nothi
 number, and the script books a number of a worker once (`lua/book_usage.lua`). Redis keeps what it is set up to keep.
 """
 
-import asyncio
 import dataclasses
 import json
 import logging
@@ -24,10 +23,10 @@ from redis.asyncio import Redis
 from gateway.admin_ports import UsageRow
 from gateway.core.types import Usage
 from gateway.core.watching.record import RequestRecord
-from gateway.stores.redis_script import UNREACHABLE, answering, load_script
+from gateway.stores.flushing import TIMEOUT_S, Flushing
+from gateway.stores.redis_script import answering, in_time, load_script
 
 FLUSH_S: Final = 1.0
-TIMEOUT_S: Final = 1.0
 READ_TIMEOUT_S: Final = 5.0  # a year and a month of days in one round trip
 KEPT_DAYS: Final = 400  # a year, and a month to settle it
 KEPT_S: Final = KEPT_DAYS * 86_400
@@ -55,7 +54,7 @@ class _Flush:
     counts: Mapping[_Name, Sequence[int]]
 
 
-class RedisUsage:
+class RedisUsage(Flushing):
     """An `Observer` that books every request which was answered or used something up; it writes once a second.
 
     In memory it holds one row of sums for each name that was used since the last write. Servers and rules bound the
@@ -63,6 +62,7 @@ class RedisUsage:
     """
 
     def __init__(self, client: Redis, prefix: str, *, today: Callable[[], date] = utc_today) -> None:
+        super().__init__("usage", FLUSH_S)
         self._client = client
         self._prefix = prefix
         self._today = today
@@ -71,23 +71,13 @@ class RedisUsage:
         self._number = 0
         self._counts: dict[date, dict[_Name, list[int]]] = {}
         self._under_way: _Flush | None = None
-        self._waits = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._task = asyncio.create_task(self._forever(), name="usage")
 
     async def close(self) -> None:
         """Write what is left, and stop. What Redis does not take now is lost, and the log says how much."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if await self.flush():
-            return
-        left = [sums for counts in self._left() for sums in counts.values()]
-        lost = dict(zip(COUNTS, (sum(column) for column in zip(*left, strict=True)), strict=True))
-        _log.error("usage_lost", extra=lost)
+        await super().close()
+        if left := [sums for counts in self._left() for sums in counts.values()]:
+            lost = dict(zip(COUNTS, (sum(column) for column in zip(*left, strict=True)), strict=True))
+            _log.error("usage_lost", extra=lost)
 
     def began(self, task: str) -> None:
         """Nothing is used up yet."""
@@ -105,32 +95,16 @@ class RedisUsage:
         for i, count in enumerate(_counts(record)):
             sums[i] += count
 
-    async def flush(self) -> bool:
-        """Write what there is, the oldest day first; false where Redis did not take it, and all of it waits on."""
+    async def _write(self) -> bool:
+        """The oldest day first. What Redis does not take waits on."""
+        has_written = False
         while flush := self._next():
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    _, refused = await self._script.run(self._client, self._keys(flush.day), self._arguments(flush))
-            except UNREACHABLE as error:
-                if not self._waits:
-                    _log.warning("usage_waits", extra={"error": type(error).__name__})
-                self._waits = True
-                return False
-            self._under_way = None
+            async with in_time(TIMEOUT_S):
+                _, refused = await self._script.run(self._client, self._keys(flush.day), self._arguments(flush))
+            self._under_way, has_written = None, True
             if refused:
                 _log.error("usage_refused", extra={"fields": refused, "day": flush.day.isoformat()})
-        if self._waits:
-            self._waits = False
-            _log.warning("usage_written_again")
-        return True
-
-    async def _forever(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            try:
-                await self.flush()
-            except Exception:  # noqa: BLE001 - the supervisor of this task
-                _log.exception("usage_failed")
+        return has_written
 
     def _next(self) -> _Flush | None:
         """The flush that has no answer yet, else the next; it stays until it has one, also where we are cancelled."""

@@ -5,11 +5,10 @@ Measures are the names in `core.watching.figures.COUNTS`, and `w<step>` and `f<s
 answers and of first tokens. It expires 1 h 10 min after its last word: the longest that a guard looks back is an hour.
 """
 
-import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from redis.asyncio import Redis
@@ -18,10 +17,10 @@ from redis.exceptions import NoScriptError
 from gateway.core.watching import counting
 from gateway.core.watching.figures import COUNTS, Figures, Series, Tally
 from gateway.core.watching.record import RequestRecord
+from gateway.stores.flushing import TIMEOUT_S, Flushing
 from gateway.stores.redis_script import UNREACHABLE, answering, in_time, load_script
 
 FLUSH_S: Final = 0.25
-TIMEOUT_S: Final = 1.0
 READ_TIMEOUT_S: Final = 2.0
 READ_AT_ONCE: Final = 300  # seconds in one round trip: an hour of a busy gateway is some ten megabytes
 KEPT_S: Final = 4200
@@ -32,7 +31,7 @@ _OTHERS: Final = Series("", "", "", "", "")
 _log = logging.getLogger(__name__)
 
 
-class RedisFigures:
+class RedisFigures(Flushing):
     """An `Observer` that adds up what becomes of requests, and writes it four times a second.
 
     What Redis does not take is let go, since a late count would be taken for one of now; `lost` says how many requests
@@ -40,26 +39,13 @@ class RedisFigures:
     """
 
     def __init__(self, client: Redis, prefix: str, *, now_s: Callable[[], float] = time.time) -> None:
+        super().__init__("figures", FLUSH_S)
         self._client = client
         self._prefix = prefix
         self._now_s = now_s
         self._script = load_script("add_counts")
         self._seconds: dict[int, dict[Series, Tally]] = {}
         self._second, self._tallies = 0, dict[Series, Tally]()
-        self._task: asyncio.Task[None] | None = None
-        self._is_losing = False
-        self.lost = 0
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._task = asyncio.create_task(self._forever(), name="figures")
-
-    async def close(self) -> None:
-        """Write what is left, and stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.flush()
 
     def began(self, task: str) -> None:
         """Nothing is known of it yet."""
@@ -81,30 +67,12 @@ class RedisFigures:
         else:
             tally.disagreed += 1
 
-    async def flush(self) -> None:
-        """Write what there is."""
-        seconds, self._seconds, self._second = self._seconds, {}, 0
-        written = [(second, dict(_fields(tallies))) for second, tallies in seconds.items()]
-        try:
-            async with in_time(TIMEOUT_S):
-                await self._write([(second, fields) for second, fields in written if fields])
-        except UNREACHABLE as error:
-            self.lost += sum(tally.requests for tallies in seconds.values() for tally in tallies.values())
-            if not self._is_losing:
-                _log.warning("figures_lost", extra={"error": type(error).__name__})
-            self._is_losing = True
-            return
-        if self._is_losing and written:
-            self._is_losing = False
-            _log.warning("figures_written_again", extra={"lost_requests": self.lost})
-
     def _turn(self) -> None:
         """Go on to the second that it is now."""
         second = int(self._now_s())
         if second != self._second:
             if len(self._seconds) >= MAX_SECONDS:
-                gone = self._seconds.pop(min(self._seconds))
-                self.lost += sum(tally.requests for tally in gone.values())
+                self.lost += _requests(self._seconds.pop(min(self._seconds)))
             self._second, self._tallies = second, self._seconds.setdefault(second, {})
 
     def _tally(self, series: Series) -> Tally:
@@ -115,14 +83,24 @@ class RedisFigures:
             tally = self._tallies.setdefault(series, Tally())
         return tally
 
-    async def _write(self, seconds: list[tuple[int, dict[str, int]]]) -> None:
-        """One round trip; where Redis has forgotten the script, two."""
-        if not seconds:
-            return
+    async def _write(self) -> bool:
+        seconds, self._seconds, self._second = self._seconds, {}, 0
+        arguments = {second: list(_fields(tallies)) for second, tallies in seconds.items()}
         calls = [
-            (f"{self._prefix}figures:{second}", (KEPT_S, *(part for pair in fields.items() for part in pair)))
-            for second, fields in seconds
+            (f"{self._prefix}figures:{second}", (KEPT_S, *fields)) for second, fields in arguments.items() if fields
         ]
+        if not calls:
+            return False
+        try:
+            async with in_time(TIMEOUT_S):
+                await self._add(calls)
+        except UNREACHABLE:
+            self.lost += sum(map(_requests, seconds.values()))
+            raise
+        return True
+
+    async def _add(self, calls: Sequence[tuple[str, Sequence[str | int]]]) -> None:
+        """Run the script for each key with its arguments: one round trip; where Redis has forgotten it, two."""
         async with self._client.pipeline(transaction=False) as steps:
             for key, arguments in calls:
                 steps.evalsha(self._script.sha, 1, key, *arguments)
@@ -132,14 +110,6 @@ class RedisFigures:
                 await self._script.run(self._client, [key], arguments)
             elif isinstance(answer, Exception):
                 raise answer
-
-    async def _forever(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            try:
-                await self.flush()
-            except Exception:  # noqa: BLE001 - the supervisor of this task
-                _log.exception("figures_failed")
 
 
 class RedisFigureSource:
@@ -167,16 +137,20 @@ class RedisFigureSource:
             return await steps.execute()
 
 
-def _fields(tallies: Mapping[Series, Tally]) -> Iterator[tuple[str, int]]:
-    """Tallies as fields of a hash, without what is 0."""
+def _requests(tallies: Mapping[Series, Tally]) -> int:
+    return sum(tally.requests for tally in tallies.values())
+
+
+def _fields(tallies: Mapping[Series, Tally]) -> Iterator[str | int]:
+    """Tallies as fields of a hash and their counts, without what is 0."""
     for series, tally in tallies.items():
         name = json.dumps(series)
         for measure in COUNTS:
             if count := getattr(tally, measure):
-                yield f"{name}|{measure}", count
+                yield from (f"{name}|{measure}", count)
         for letter, histogram in (("w", tally.whole), ("f", tally.first_token)):
             for step, count in histogram.items():
-                yield f"{name}|{letter}{step}", count
+                yield from (f"{name}|{letter}{step}", count)
 
 
 def _figures(fields: Mapping[bytes, bytes], known: dict[bytes, Series | None]) -> Figures:

@@ -7,7 +7,6 @@ A worker writes 200 a second at most: those that failed first, the others drawn 
 it stands for, so that shares counted over the log are right on average.
 """
 
-import asyncio
 import logging
 import random
 import re
@@ -23,10 +22,10 @@ from gateway.core.errors import ClientClosed, InvalidInput
 from gateway.core.watching.record import RequestRecord
 from gateway.core.watching.request_documents import Ended, document, ended
 from gateway.ports import JsonObject
+from gateway.stores.flushing import TIMEOUT_S, Flushing
 from gateway.stores.redis_script import UNREACHABLE, answering, in_time
 
 FLUSH_S: Final = 0.25
-TIMEOUT_S: Final = 1.0
 KEPT: Final = 10_000
 MOST: Final = 50  # at a time: 200 a second
 MOST_FAILED: Final = 40  # of these, so that some that went well are always seen
@@ -62,11 +61,10 @@ class _Sample:
             self.kept[at] = one
 
 
-class RedisRequests:
+class RedisRequests(Flushing):
     """An `Observer` that writes down requests, four times a second; what Redis does not take is let go.
 
     `worker_id` names this worker; `matched_headers` gives the names of the headers that rules match on now.
-    `lost` counts what was let go.
     """
 
     def __init__(
@@ -78,25 +76,13 @@ class RedisRequests:
         matched_headers: Callable[[], frozenset[str]],
         now_s: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__("requests", FLUSH_S)
         self._client = client
         self._key = f"{prefix}requests"
         self._worker = worker_id
         self._matched_headers = matched_headers
         self._now_s = now_s
         self._failed, self._well = _Sample(MOST_FAILED), _Sample(MOST)
-        self._task: asyncio.Task[None] | None = None
-        self.lost = 0
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._task = asyncio.create_task(self._forever(), name="requests")
-
-    async def close(self) -> None:
-        """Write what is left, and stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.flush()
 
     def began(self, task: str) -> None:
         """Nothing is known of it yet."""
@@ -116,11 +102,10 @@ class RedisRequests:
             at_ms = int(self._now_s() * 1000)
             sample.put(at, ended(record, at_ms=at_ms, matched_headers=self._matched_headers()))
 
-    async def flush(self) -> None:
-        """Write what there is."""
+    async def _write(self) -> bool:
         failed, well = self._failed, self._well
         if not failed.seen and not well.seen:
-            return
+            return False
         self._failed, self._well = _Sample(MOST_FAILED), _Sample(MOST)
         room = MOST - len(failed.kept)
         if len(well.kept) > room:
@@ -135,6 +120,8 @@ class RedisRequests:
                 await steps.execute()
         except UNREACHABLE:
             self.lost += len(entries)
+            raise
+        return True
 
     def _documents(self, sample: _Sample) -> list[dict[str, Any]]:
         """The sample as documents, which together stand for all that came."""
@@ -142,14 +129,6 @@ class RedisRequests:
             return []
         each, rest = divmod(sample.seen, len(sample.kept))
         return [document(one, worker=self._worker, stands_for=each + (i < rest)) for i, one in enumerate(sample.kept)]
-
-    async def _forever(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            try:
-                await self.flush()
-            except Exception:  # noqa: BLE001 - the supervisor of this task
-                _log.exception("requests_failed")
 
 
 class RedisRequestLog:

@@ -11,7 +11,6 @@ All of a rule's expire `KEPT_S` after its last word.
 What Redis does not take is lost, half a second of results each time: a report is a share of very many.
 """
 
-import asyncio
 import json
 import logging
 from collections import Counter, defaultdict, deque
@@ -31,10 +30,10 @@ from gateway.core.shadows.shadow_reports import (
     measures,
 )
 from gateway.ports import JsonObject
+from gateway.stores.flushing import TIMEOUT_S, Flushing
 from gateway.stores.redis_script import UNREACHABLE, answering, in_time
 
 FLUSH_S: Final = 0.5
-TIMEOUT_S: Final = 1.0
 KEPT_S: Final = 30 * 86_400
 MAX_PAIRS: Final = 1_000  # of all rules, between two flushes; rules and servers bound them far below
 MAX_LISTED: Final = 100  # answers that did not agree, of all pairs of a rule
@@ -47,6 +46,7 @@ _log = logging.getLogger(__name__)
 class _Added:
     """What has become of a rule's copies since the last flush."""
 
+    results: int = 0
     last_ms: int = 0
     since_ms: dict[Pair, int] = field(default_factory=dict)
     counts: dict[Pair, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -54,36 +54,26 @@ class _Added:
     disagreements: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LISTED))
 
 
-class RedisShadows:
+class RedisShadows(Flushing):
     """See `ports.ShadowResults`; it writes twice a second."""
 
     def __init__(self, client: Redis, prefix: str) -> None:
+        super().__init__("shadows", FLUSH_S)
         self._client = client
         self._prefix = prefix
         self._added: dict[str, _Added] = defaultdict(_Added)
         self._pairs = 0
-        self._is_losing = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._task = asyncio.create_task(self._forever(), name="shadows")
-
-    async def close(self) -> None:
-        """Write what is left, and stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.flush()
 
     def told(self, result: ShadowResult) -> None:
         """Count it."""
         added, pair = self._added[result.rule], result.pair
         if pair not in added.counts:
             if self._pairs >= MAX_PAIRS:
+                self.lost += 1
                 return
             self._pairs += 1
             added.since_ms[pair] = result.at_ms
+        added.results += 1
         added.last_ms = max(added.last_ms, result.at_ms)
         for measure, count in measures(result):
             added.counts[pair][measure] += count
@@ -93,24 +83,21 @@ class RedisShadows:
         if unlike is not None:
             added.disagreements.append(json.dumps([*pair, unlike]))
 
-    async def flush(self) -> None:
-        """Write what there is."""
+    async def _write(self) -> bool:
         added, self._added, self._pairs = self._added, defaultdict(_Added), 0
         if not added:
-            return
+            return False
         try:
             async with in_time(TIMEOUT_S), self._client.pipeline(transaction=False) as steps:
                 for rule, one in added.items():
-                    self._write(steps, rule, one)
+                    self._add(steps, rule, one)
                 await steps.execute()
-        except UNREACHABLE as error:
-            if not self._is_losing:
-                _log.warning("shadow_results_lost", extra={"error": type(error).__name__})
-            self._is_losing = True
-            return
-        self._is_losing = False
+        except UNREACHABLE:
+            self.lost += sum(one.results for one in added.values())
+            raise
+        return True
 
-    def _write(self, steps: Any, rule: str, added: _Added) -> None:
+    def _add(self, steps: Any, rule: str, added: _Added) -> None:
         index, counts, last = _keys(self._prefix, rule)
         for pair, measured in added.counts.items():
             for measure, count in measured.items():
@@ -125,14 +112,6 @@ class RedisShadows:
             steps.expire(last, KEPT_S)
         steps.zadd(index, {rule: added.last_ms})
         steps.zremrangebyscore(index, "-inf", added.last_ms - KEPT_S * 1000)
-
-    async def _forever(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            try:
-                await self.flush()
-            except Exception:  # noqa: BLE001 - the supervisor of this task
-                _log.exception("shadow_results_failed")
 
 
 class RedisShadowSource:

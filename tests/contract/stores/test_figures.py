@@ -15,7 +15,7 @@ from gateway.stores.redis_script import connect
 from tests.kit.records import A, B, answered, fault
 from tests.kit.redis import RedisServer
 from tests.kit.redis_switch import RedisSwitch
-from tests.kit.wait import until_async
+from tests.kit.wait import until, until_async
 
 pytest_plugins = ["tests.kit.redis"]
 
@@ -104,6 +104,29 @@ async def test_it_is_written_by_itself_and_at_the_end(redis_client: Redis, redis
     worker.ended(answered())
     await worker.close()
     assert numbers((await source.read(SECOND, SECOND + 1))[SECOND])[AT]["requests"] == 2
+
+
+async def test_a_close_waits_for_what_is_on_its_way(
+    redis_server: RedisServer, redis_client: Redis, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "FLUSH_S", 0.001)
+    async with RedisSwitch(redis_server.port) as redis:
+        client = connect(redis.url)
+        worker = RedisFigures(client, redis_prefix, now_s=Now())
+        worker.start()
+        try:
+            redis.pause()
+            worker.ended(answered())
+            await until(lambda: not worker._seconds)  # taken out, to be written
+            closing = asyncio.create_task(worker.close())
+            await until(worker._closing.is_set)
+            await redis.restore()
+            await closing
+        finally:
+            await client.aclose()
+    found = await RedisFigureSource(redis_client, redis_prefix).read(SECOND, SECOND + 1)
+    assert numbers(found[SECOND])[AT]["requests"] == 1
+    assert worker.lost == 0
 
 
 async def test_what_redis_does_not_take_is_let_go_and_counted(redis_server: RedisServer, redis_prefix: str) -> None:

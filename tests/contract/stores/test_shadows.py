@@ -125,7 +125,7 @@ async def test_a_redis_that_is_away_costs_results_and_nothing_else(redis_server,
         await switch.refuse()
         shadows.told(result())
         await shadows.flush()
-        assert [record.message for record in caplog.records] == ["shadow_results_lost"]
+        assert [record.message for record in caplog.records] == ["not_written"]
         with pytest.raises(RulesUnavailable):
             await source.read()
         with pytest.raises(RulesUnavailable):
