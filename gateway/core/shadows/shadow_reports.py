@@ -1,7 +1,8 @@
 """What became of the copies that went to shadows: one copy's result, and the report that many of them add up to.
 
 Similarities are kept as distances from 1 in millionths, in a histogram whose steps grow by a tenth
-(`core.watching.figures.step_of`): what is said of the tenth that is least alike is at most a tenth of its distance too low.
+(`core.watching.figures.step_of`): what is said of the tenth that is least alike is at most a tenth of its distance too
+low.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
