@@ -340,7 +340,7 @@ class Pipeline:
     def why_not(self, place: Place) -> str | None:
         """None where `place` may be tried now, else the reason."""
         if place.backend not in self.backends:
-            return "backend is off: not enabled, its key's variable not set, or not in the configuration"
+            return routing.BACKEND_OFF
         switches = self.rules.current().switches
         if switches and (closing := switches.closing(place, self.wall_clock() // 1000)):
             return f"closed by {closing}"

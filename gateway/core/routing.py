@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from gateway.core import strategies
 from gateway.core.replicas import Draw, two_choices
@@ -52,6 +52,8 @@ class Plan:
 
 WhyNot = Callable[[Place], str | None]
 """Health, given from outside: None if the place may be tried, else the reason why not."""
+
+BACKEND_OFF: Final = "backend is off: not enabled, its key's variable not set, or not in the configuration"
 
 Loads = Callable[[str], Mapping[str, int]]
 """A backend's replicas and how many requests each has in flight, given from outside; empty for one without replicas."""

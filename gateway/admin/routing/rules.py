@@ -52,7 +52,6 @@ _ETAG: Final = re.compile(r'(?:W/)?"(\d{1,15})"|(\d{1,15})')
 
 Check = Callable[[Sequence[Rule]], None]
 IfMatch = Annotated[str | None, Header(description="the revision that the change was made from")]
-Number = Annotated[int, Query(ge=1, le=10**15)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from gateway.core.breaker import server_of
 from gateway.core.loads import Standing
+from gateway.core.routing import BACKEND_OFF
 from gateway.core.types import EngineLoad, Place
-
-BACKEND_OFF: Final = "backend is off: not enabled, its key's variable not set, or not in the configuration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +20,7 @@ class WorkerView:
         in_flight: requests by the servers' backend and replica.
         waiting: requests before the servers of each backend.
         shut: what breakers keep out, and why; the model `*` is a whole server.
-        drains: how many requests of a drain's scope are under way, by the switch's id.
+        standings / engines: what strategies see of places, and what LLM servers say of themselves.
     """
 
     at_ms: int = 0
@@ -31,7 +30,6 @@ class WorkerView:
     shut: Mapping[Place, str] = field(default_factory=dict)
     standings: Mapping[Place, Standing] = field(default_factory=dict)
     engines: Mapping[tuple[str, str], EngineLoad] = field(default_factory=dict)
-    drains: Mapping[str, int] = field(default_factory=dict)
 
     def loads(self, backend: str) -> Mapping[str, int]:
         """See `routing.Loads`."""
@@ -68,7 +66,6 @@ def view_of(report: Mapping[str, Any]) -> WorkerView:
             (backend, replica): EngineLoad(running=int(running), waiting=int(waiting), kv_used=kv_used)
             for backend, replica, running, waiting, kv_used in _rows(report, "engines", 5)
         },
-        drains={switch: int(count) for switch, count in report.get("drains", {}).items()},
     )
 
 

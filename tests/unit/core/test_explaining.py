@@ -18,7 +18,7 @@ from gateway.core.strategies import Option
 from gateway.core.switches import Scope, Switch, Switches
 from gateway.core.types import Caller, InferenceRequest, Limit, Place, Route, Work
 from gateway.core.watching.explaining import NO_RULE, Candidate, Explanation, World, explain, headers_of
-from gateway.core.watching.worker_view import BACKEND_OFF, WorkerView, view_of
+from gateway.core.watching.worker_view import WorkerView, view_of
 
 NOW_S = 1_800_000_000.0
 A1 = {"backend": "triton", "model": "m", "version": "1", "weight": 90}
@@ -158,7 +158,7 @@ def test_a_place_that_is_shut_says_why() -> None:
 def test_a_backend_that_is_off_and_a_weight_of_nothing() -> None:
     report = {**REPORT, "replicas": {"local": []}}
     found = explained([{"name": "r", "split": [A1, {**A2, "weight": 0}], "fallback": [LOCAL]}], report=report)
-    assert at(found, "triton/m:1").reason == BACKEND_OFF
+    assert at(found, "triton/m:1").reason == routing.BACKEND_OFF
     assert at(found, "triton/m:2").reason == "weight 0"
     assert at(found, "local/m").reason == "taken: the first fallback that may be tried, as no place of the split may"
 
