@@ -15,8 +15,6 @@ from gateway.core.routing import Plan
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.types import Caller, Limit, Place, Route, Usage
 from gateway.core.watching.record import RequestRecord
-from gateway.stores.control.figures import RedisFigures, RedisFigureSource
-from gateway.stores.control.requests import RedisRequestLog, RedisRequests
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.leases import RedisLeases
 from gateway.stores.memory_admissions import MemoryAdmissions
@@ -29,7 +27,7 @@ from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import UNREACHABLE, connect, listen, load_script
 from gateway.stores.redis_sequences import RedisSequenceStore
 from gateway.stores.redis_usage import RedisUsage, RedisUsageSource
-from tests.kit.records import answered
+from tests.kit.control_walk import change_rules_and_switches, count_what_happens, keep_who_did_what
 from tests.kit.redis import HOST
 from tests.kit.redis_many import RedisCluster, say
 from tests.kit.wait import until, until_async
@@ -100,25 +98,9 @@ async def test_usage_and_outcomes_are_booked(client, redis_prefix):
         assert await RedisOutcomes(client, redis_prefix).read(model) == {"1": Outcomes(requests=1, failures=0)}
 
 
-async def test_figures_and_requests_are_written(client, redis_prefix):
-    seconds = iter([100, 100, 101, 102])
-    figures = RedisFigures(client, redis_prefix, now_s=lambda: next(seconds))
-    requests = RedisRequests(client, redis_prefix, worker_id="w", matched_headers=frozenset)
-    for _ in range(4):
-        figures.ended(answered())
-        requests.ended(answered())
-    await figures.close()
-    await requests.close()
-    found = await RedisFigureSource(client, redis_prefix).read(99, 104)
-    assert {second: sum(tally.requests for tally in tallies.values()) for second, tallies in found.items()} == {
-        100: 2,
-        101: 1,
-        102: 1,
-    }
-    assert (figures.lost, requests.lost) == (0, 0)
-    log = RedisRequestLog(client, redis_prefix)
-    assert len((await log.page())[0]) == 4
-    assert await log.find("r1") is not None
+@pytest.mark.parametrize("part", [change_rules_and_switches, keep_who_did_what, count_what_happens])
+async def test_the_control_planes_stores_work(client, redis_prefix, part):
+    await part(client, redis_prefix)
 
 
 async def test_sequences_leases_deploys_and_events(client, redis_prefix):

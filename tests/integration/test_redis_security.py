@@ -26,6 +26,7 @@ from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import UNREACHABLE, connect
 from gateway.stores.redis_sequences import RedisSequenceStore
 from gateway.stores.redis_usage import RedisUsageSource, utc_today
+from tests.kit.control_walk import change_rules_and_switches, count_what_happens, keep_who_did_what
 from tests.kit.redis import HOST, RedisServer
 from tests.kit.redis_many import RedisCluster, say
 from tests.kit.wait import until, until_async
@@ -90,6 +91,8 @@ async def test_the_documented_user_can_do_all_that_the_gateway_does_and_no_more(
         await deploys.release("m", "o")
         await events.add({"n": 1})
         assert await events.read() == [{"n": 1}]
+        for part in (change_rules_and_switches, keep_who_did_what, count_what_happens):
+            await part(client, PREFIX)
         assert await RedisUsageSource(client, PREFIX).read(utc_today(), utc_today()) == []
         assert await RedisOutcomes(client, PREFIX).read("m") == {}
         for forbidden in (
