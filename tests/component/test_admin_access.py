@@ -5,6 +5,7 @@ import itertools
 import re
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import jwt
@@ -31,10 +32,14 @@ ADDRESSES = (f"10.{a}.{b}.{c}" for a, b, c in itertools.product(range(256), rang
 
 
 @functools.cache
-def told_paths() -> frozenset[tuple[str, str]]:
-    """Every method and path that the API's document tells of; the same for all apps, and slow to make."""
-    paths = whole_app(Gone(), "").openapi()["paths"]
-    return frozenset((m.upper(), path) for path, item in paths.items() for m in item if path.startswith(PREFIX))
+def document() -> dict[str, Any]:
+    """The API's own document: the same for all apps, and slow to make."""
+    return whole_app(Gone(), "").openapi()
+
+
+def told_paths() -> set[tuple[str, str]]:
+    """Every method and path that the document tells of."""
+    return {(m.upper(), path) for path, item in document()["paths"].items() for m in item if path.startswith(PREFIX)}
 
 
 class Everything:
@@ -69,6 +74,7 @@ async def plane(redis_client, redis_prefix) -> AsyncIterator[Everything]:
             IssuerKeys(http, issuer=issuer.url, url=None),
         )
         app = whole_app(redis_client, redis_prefix, entry=Entry(keys=KEYS, oidc=oidc))
+        app.openapi_schema = document()
         yield Everything(app, issuer, RedisSessions(redis_client, redis_prefix))
 
 
