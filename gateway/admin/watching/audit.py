@@ -10,11 +10,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
 
 from gateway.admin.instants import instant
+from gateway.admin.watching.searching import DEFAULT_PAGE, MAX_PAGE, search
 from gateway.admin_ports import AuditEntry, AuditLog
 
-MAX_PAGE: Final = 500
-DEFAULT_PAGE: Final = 100
-MAX_SEARCHED: Final = 10_000  # entries that one call looks through; its cursor says where the next goes on
 _CURSOR: Final = r"^\d{1,20}-\d{1,20}$"
 _Word = Annotated[str, Query(max_length=200)]
 
@@ -60,7 +58,8 @@ def audit_routes(audit: AuditLog) -> APIRouter:
     ) -> AuditPage:
         """What was done, and what was refused; the newest first."""
         asked = _Asked(actor=actor, action=action, target=target)
-        found, following = await _search(audit, asked, before=cursor, limit=limit)
+        takes = None if asked.is_any() else asked.takes
+        found, following = await search(audit.page, takes, cursor_of=lambda entry: entry.id, before=cursor, limit=limit)
         return AuditPage(items=[_out(entry) for entry in found], next=following)
 
     @router.get("/audit/export", response_class=_Lines)
@@ -95,22 +94,6 @@ class _Asked:
         of_kind = self.action.endswith(".") and entry.action.startswith(self.action)
         is_action = of_kind or self.action in ("", entry.action)
         return is_action and self.actor in ("", entry.actor) and self.target in ("", entry.target)
-
-
-async def _search(audit: AuditLog, asked: _Asked, *, before: str, limit: int) -> tuple[list[AuditEntry], str | None]:
-    """At most `limit` of those that are asked for, and the cursor for those after them."""
-    found: list[AuditEntry] = []
-    following: str | None = before
-    searched = 0
-    while len(found) < limit and following is not None and searched < MAX_SEARCHED:
-        size = limit if asked.is_any() else MAX_PAGE
-        entries, following = await audit.page(before=following, size=size)
-        searched += size
-        for entry in filter(asked.takes, entries):
-            found.append(entry)
-            if len(found) == limit and entry is not entries[-1]:
-                return found, entry.id
-    return found, following
 
 
 def _out(entry: AuditEntry) -> AuditOut:

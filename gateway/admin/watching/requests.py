@@ -7,13 +7,11 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from gateway.admin.watching.searching import DEFAULT_PAGE, MAX_PAGE, search
 from gateway.admin_ports import RequestLog
 from gateway.core.errors import UnknownRequest
 from gateway.ports import JsonObject
 
-MAX_PAGE: Final = 500
-DEFAULT_PAGE: Final = 100
-MAX_SEARCHED: Final = 10_000  # as many as are kept
 _CURSOR: Final = r"^[0-9-]{1,41}$"
 _Word = Annotated[str, Query(max_length=256)]
 
@@ -94,7 +92,10 @@ def request_routes(log: RequestLog) -> APIRouter:
     ) -> RequestsOut:
         """The last ones of all workers, the newest first, with the reasons for where they went."""
         asked = _Asked(fields={"task": task, "tenant": tenant, "code": code, "rule": rule}, backend=backend)
-        found, following = await _search(log, asked, before=cursor, limit=limit)
+        takes = None if asked.is_any() else asked.takes
+        found, following = await search(
+            log.page, takes, cursor_of=lambda document: document["cursor"], before=cursor, limit=limit
+        )
         return RequestsOut(items=[out(one) for one in found], next=following)
 
     @router.get("/requests/{request_id}")
@@ -118,19 +119,3 @@ async def found_in(log: RequestLog, request_id: str) -> JsonObject:
 def out(document: JsonObject) -> RequestOut:
     """A document as it is shown; what a newer worker says beside is left out."""
     return RequestOut.model_validate(dict[str, Any](document))
-
-
-async def _search(log: RequestLog, asked: _Asked, *, before: str, limit: int) -> tuple[list[JsonObject], str | None]:
-    """At most `limit` of those that are asked for, and the cursor for those after them."""
-    found: list[JsonObject] = []
-    following: str | None = before
-    searched = 0
-    while len(found) < limit and following is not None and searched < MAX_SEARCHED:
-        size = limit if asked.is_any() else MAX_PAGE
-        documents, following = await log.page(before=following, size=size)
-        searched += size
-        for document in filter(asked.takes, documents):
-            found.append(document)
-            if len(found) == limit and document is not documents[-1]:
-                return found, document.get("cursor", following)
-    return found, following
