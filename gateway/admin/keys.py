@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from gateway.admin.access.door import CurrentVisit
+from gateway.admin.etags import IfMatch, revision_of, set_etag
 from gateway.admin.key_bodies import KeyChange, KeyIn, KeyMade, KeyOut, KeyRotation, KeysOut, key_out
 from gateway.admin_ports import KeyStore
 from gateway.core.error_forms import pointer
@@ -19,10 +20,6 @@ MAX_PAGE: Final = 500
 DEFAULT_PAGE: Final = 100
 _CURSOR: Final = r"^[0-9]{12}:[a-z2-7]{13}$"
 _ADMIN, _TASK, _MODEL = "admin", "task:", "model:"
-
-IfMatch = Annotated[
-    str | None, Header(description="the revision that the change was made from", pattern=r'^"?\d{1,9}"?$')
-]
 
 
 def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
@@ -74,7 +71,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
             before.append(key)
             return replace(key, **changes)
 
-        changed = await store.change(key_id, change, expected_revision=_revision(if_match))
+        changed = await store.change(key_id, change, expected_revision=revision_of(if_match))
         was, now = _shown(before[-1]), _shown(changed)
         names = [name for name in now if was[name] != now[name]]
         visit.tell("key.change", key_id, before={n: was[n] for n in names}, after={n: now[n] for n in names})
@@ -94,7 +91,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
         changed = await store.change(
             key_id,
             lambda key: rotated(key, secret, now_s=now_s, grace_s=grace_s),
-            expected_revision=_revision(if_match),
+            expected_revision=revision_of(if_match),
         )
         visit.tell("key.rotate", key_id, after={"grace_s": grace_s, "revision": changed.revision})
         return _made(changed, text, response)
@@ -132,12 +129,8 @@ def _made(key: ApiKey, text: str, response: Response) -> KeyMade:
 
 
 def _told(key: ApiKey, response: Response) -> KeyOut:
-    response.headers["etag"] = f'"{key.revision}"'
+    set_etag(response, key.revision)
     return key_out(key)
-
-
-def _revision(if_match: str | None) -> int | None:
-    return None if if_match is None else int(if_match.strip('"'))
 
 
 def _fields(body: KeyChange, tasks: Collection[str]) -> dict[str, Any]:

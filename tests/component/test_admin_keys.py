@@ -120,6 +120,9 @@ async def test_a_change_may_name_the_revision_that_it_was_made_from(admin):
     refused = await admin.patch(path, json={"name": "b"}, headers={"if-match": '"1"'})
     assert (refused.status_code, refused.json()["code"]) == (412, "revision_stale")
     assert (await admin.get(path)).json()["name"] == "a"
+    assert (await admin.patch(path, json={"name": "c"}, headers={"if-match": 'W/"2"'})).status_code == 200  # as rules
+    refused = await admin.patch(path, json={"name": "d"}, headers={"if-match": "x"})
+    assert (refused.status_code, refused.json()["code"]) == (400, "malformed_request")
 
 
 @pytest.mark.parametrize(

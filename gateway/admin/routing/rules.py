@@ -5,15 +5,15 @@ answer says how many live workers run it.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from gateway.admin.access.door import CurrentVisit
+from gateway.admin.etags import IfMatch, revision_of, set_etag
 from gateway.admin.instants import instant
 from gateway.admin.routing.rule_bodies import (
     DryRunIn,
@@ -34,7 +34,6 @@ from gateway.admin.routing.switch_bodies import switch_out
 from gateway.admin_ports import Change, RequestLog, Revision, RuleStore
 from gateway.core.errors import (
     InvalidInput,
-    MalformedRequest,
     RevisionRequired,
     RulesUnavailable,
     StaleRevision,
@@ -48,10 +47,8 @@ from gateway.core.rules.dry_run import DryRun, Sample, dry_run, sample_of
 ATTEMPTS: Final = 5  # of a PATCH that names no revision, against other writers
 PAGE: Final = 500  # of the request log
 AUDITED: Final = 50  # changes that an audit entry names
-_ETAG: Final = re.compile(r'(?:W/)?"(\d{1,15})"|(\d{1,15})')
 
 Check = Callable[[Sequence[Rule]], None]
-IfMatch = Annotated[str | None, Header(description="the revision that the change was made from")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,18 +332,3 @@ def _audited(before: RuleSet | None, after: RuleSet) -> Mapping[str, Any]:
         "before": {"revision": before.revision},
         "after": {"revision": after.revision, "changes": [*told[:AUDITED], *more]},
     }
-
-
-def revision_of(if_match: str | None) -> int | None:
-    """The revision in an `If-Match` header, quoted as an ETag or bare; None where it was not sent."""
-    if if_match is None:
-        return None
-    found = _ETAG.fullmatch(if_match.strip())
-    if found is None:
-        raise MalformedRequest("If-Match must be a revision number")
-    return int(found[1] or found[2])
-
-
-def set_etag(response: Response, revision: int) -> None:
-    """Tell the revision as the ETag."""
-    response.headers["etag"] = f'"{revision}"'
