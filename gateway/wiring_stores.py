@@ -81,29 +81,27 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
             leases=MemoryLeases(monotonic_us),
             answers=MemoryAnswers(monotonic_us, max_bytes=settings.recall.max_bytes, stands_alone=workers == 1),
         )
-    client = open_redis(settings)
+    client, prefix = open_redis(settings), settings.redis.prefix
     stack.push_async_callback(client.aclose)
     worker_id = f"{socket.gethostname()}-{os.getpid()}"
-    rules = RedisRuleSource(client, settings.redis.prefix, seed, check, worker_id)
+    rules = RedisRuleSource(client, prefix, seed, check, worker_id)
     stack.push_async_callback(rules.close)
     await rules.start()
     local = MemoryAdmissions(wall_us, workers=rules.live_workers, is_degraded=True)
-    admissions = RedisAdmissions(client, settings.redis.prefix, local, is_shared=lies_together(settings))
+    admissions = RedisAdmissions(client, prefix, local, is_shared=lies_together(settings))
     stack.push_async_callback(admissions.close)
     admissions.start()
-    outcomes = RedisOutcomeCounter(client, settings.redis.prefix)
-    usage = RedisUsage(client, settings.redis.prefix)
-    figures = RedisFigures(client, settings.redis.prefix)
-    requests = RedisRequests(
-        client, settings.redis.prefix, worker_id=worker_id, matched_headers=lambda: rules.current().headers
-    )
-    shadows = RedisShadows(client, settings.redis.prefix)
+    outcomes = RedisOutcomeCounter(client, prefix)
+    usage = RedisUsage(client, prefix)
+    figures = RedisFigures(client, prefix)
+    requests = RedisRequests(client, prefix, worker_id=worker_id, matched_headers=lambda: rules.current().headers)
+    shadows = RedisShadows(client, prefix)
     stack.push_async_callback(write_in_background(outcomes, usage, figures, requests, shadows))
-    answers = RedisAnswers(client, settings.redis.prefix, max_bytes=settings.recall.max_bytes)
+    answers = RedisAnswers(client, prefix, max_bytes=settings.recall.max_bytes)
     stack.push_async_callback(answers.close)
-    deaths = RedisDeaths(client, settings.redis.prefix)
+    deaths = RedisDeaths(client, prefix)
     stack.push_async_callback(deaths.close)
-    keys = RedisKeys(client, settings.redis.prefix, tuple(limit.limit() for limit in settings.limits))
+    keys = RedisKeys(client, prefix, tuple(limit.limit() for limit in settings.limits))
     stack.push_async_callback(keys.close)
     await keys.start()
     return Stores(
@@ -112,10 +110,10 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
         shadows=shadows,
         admissions=admissions,
         rules=rules,
-        sequences=RedisSequenceStore(client, settings.redis.prefix),
-        leases=RedisLeases(client, settings.redis.prefix),
+        sequences=RedisSequenceStore(client, prefix),
+        leases=RedisLeases(client, prefix),
         answers=answers,
-        events=RedisEvents(client, settings.redis.prefix),
+        events=RedisEvents(client, prefix),
         deaths=deaths,
         keys=keys,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
 from gateway.cli.rule_files import RuleFile
-from gateway.core.rules import parse_rules, rules_document, unrouted
+from gateway.core.rules import parse_rules, rules_document, warnings_of
 from gateway.core.rules.diff import changes
 from gateway.core.rules.fields import RuleError
 from gateway.settings import ConfigError, load_settings
@@ -25,10 +25,9 @@ def checked(given: RuleFile, config: Path) -> dict[str, Any]:
         fits(rules)
     except RuleError as error:
         raise Failure(f"refused: {given.fault(str(error))}", EXIT_REFUSED) from error
-    missing = unrouted(rules, settings.tasks)
     return {
         "valid": True,
         "rules": rules_document(rules),
-        "warnings": [f"no enabled rule takes the task '{task}': its requests are refused" for task in missing],
+        "warnings": warnings_of(rules, settings.tasks),
         "changes": [asdict(change) for change in changes(parse_rules(settings.rules), rules)],
     }

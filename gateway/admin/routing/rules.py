@@ -40,7 +40,7 @@ from gateway.core.errors import (
     UnknownRevision,
     UnknownRule,
 )
-from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document, unrouted
+from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document, warnings_of
 from gateway.core.rules.diff import RuleChange, changes
 from gateway.core.rules.dry_run import DryRun, Sample, dry_run, sample_of
 
@@ -67,8 +67,7 @@ class _Rules:
 
     def warnings(self, rules: Sequence[Rule]) -> list[str]:
         """What may not be meant."""
-        left = unrouted(rules, self.tasks)
-        return [f"no enabled rule takes the task '{task}': its requests are refused" for task in left]
+        return warnings_of(rules, self.tasks)
 
     async def put(self, rules: tuple[Rule, ...], expected: int, change: Change) -> RuleSet:
         """Put them in the place of revision `expected`. Raises `StaleRevision`, which tells what others changed."""

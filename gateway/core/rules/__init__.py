@@ -10,6 +10,7 @@ from gateway.core.rules.checks import (
     check_speech,
     check_targets,
     unrouted,
+    warnings_of,
 )
 from gateway.core.rules.documents import MAX_RULES, MAX_WEIGHT, OURS, parse_rules, rules_document
 from gateway.core.rules.rule import (
@@ -49,4 +50,5 @@ __all__ = [
     "parse_rules",
     "rules_document",
     "unrouted",
+    "warnings_of",
 ]

@@ -78,6 +78,11 @@ def unrouted(rules: Iterable[Rule], tasks: Iterable[str]) -> tuple[str, ...]:
     return () if ANY in routed else tuple(task for task in tasks if task not in routed)
 
 
+def warnings_of(rules: Iterable[Rule], tasks: Iterable[str]) -> list[str]:
+    """What may not be meant, in words."""
+    return [f"no enabled rule takes the task '{task}': its requests are refused" for task in unrouted(rules, tasks)]
+
+
 def check_shared_limits(rules: Iterable[Rule]) -> None:
     """Raise `RuleError` for a limit that all tenants share, where the counters of tenants lie on several servers."""
     for rule in rules:
