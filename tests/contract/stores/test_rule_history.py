@@ -6,19 +6,15 @@ import pytest
 
 from gateway.admin_ports import Change
 from gateway.core.errors import Frozen, RulesUnavailable, StaleRevision, UnknownRevision
-from gateway.core.rules import RuleSet, parse_rules
+from gateway.core.rules import RuleSet
 from gateway.core.switches import Scope, Switch
 from gateway.stores.control import rule_store
-from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_rules import RedisRuleSource
+from tests.kit.rule_workers import rules
 
-pytest_plugins = ["tests.kit.redis"]
+pytest_plugins = ["tests.kit.redis", "tests.kit.rule_fixtures"]
 
 MINUTE_MS = 60_000
-
-
-def rules(*names: str):
-    return parse_rules([{"name": n, "split": [{"backend": "triton", "model": "m"}]} for n in names])
 
 
 def freeze(name: str, *, ms: int = MINUTE_MS) -> Switch:
@@ -32,11 +28,6 @@ def freeze(name: str, *, ms: int = MINUTE_MS) -> Switch:
         created_ms=now_ms,
         expires_ms=now_ms + ms,
     )
-
-
-@pytest.fixture
-def store(redis_client, redis_prefix) -> RedisRuleStore:
-    return RedisRuleStore(redis_client, redis_prefix, timeout_s=5)
 
 
 async def test_a_set_is_kept_with_who_put_it_and_why(store):

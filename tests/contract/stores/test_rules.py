@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.errors import RulesUnavailable, StaleRevision
-from gateway.core.rules import RuleSet, check_targets, parse_rules
+from gateway.core.rules import RuleSet
 from gateway.core.rules.fields import RuleError
 from gateway.stores import redis_rules
 from gateway.stores.control.rule_store import RedisRuleStore
@@ -17,21 +17,9 @@ from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import connect
 from tests.kit.redis import RedisServer
 from tests.kit.redis_switch import RedisSwitch
+from tests.kit.rule_workers import BOUND_S, SEED, rules, validate
 
-pytest_plugins = ["tests.kit.redis"]
-
-BOUND_S = 5.0  # no test waits for this; a hang would
-
-
-def rules(*names: str, backend: str = "triton"):
-    return parse_rules([{"name": n, "split": [{"backend": backend, "model": "m"}]} for n in names])
-
-
-SEED = RuleSet(revision=0, rules=rules("seed"))
-
-
-def validate(candidates) -> None:
-    check_targets(candidates, backends=("triton", "local"), tasks=())
+pytest_plugins = ["tests.kit.redis", "tests.kit.rule_fixtures"]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -41,37 +29,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-async def started():
-    """Makes workers that are closed at the end."""
-    workers, clients = [], []
-
-    async def start(url: str, prefix: str, worker_id: str = "w1", seed: RuleSet = SEED) -> RedisRuleSource:
-        clients.append(connect(url))
-        workers.append(RedisRuleSource(clients[-1], prefix, seed, validate, worker_id))
-        await workers[-1].start()
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        await worker.close()
-    for client in clients:
-        await client.aclose()
-
-
-@pytest.fixture
 async def worker(started, redis_server, redis_prefix) -> RedisRuleSource:
     return await started(redis_server.url, redis_prefix)
-
-
-@pytest.fixture
-def eager(monkeypatch) -> None:
-    """Workers look at the rules often."""
-    monkeypatch.setattr(redis_rules, "POLL_S", 0.02)
-
-
-@pytest.fixture
-def store(redis_client, redis_prefix):
-    return RedisRuleStore(redis_client, redis_prefix, timeout_s=BOUND_S)
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
@@ -94,7 +53,7 @@ async def test_a_source_serves_its_seed_and_then_what_replaced_it(kind, started,
 async def test_many_workers_seed_an_empty_redis_once(started, store, redis_server, redis_prefix):
     seeds = [RuleSet(revision=0, rules=rules(f"seed-{n}")) for n in range(6)]
     workers = await asyncio.gather(
-        *(started(redis_server.url, redis_prefix, f"w{n}", seed) for n, seed in enumerate(seeds))
+        *(started(redis_server.url, redis_prefix, f"w{n}", seed=seed) for n, seed in enumerate(seeds))
     )
     first = await store.get()
     assert first.revision == 1

@@ -9,27 +9,17 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import RulesUnavailable, TooManySwitches, UnknownSwitch
-from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.switches import NO_SWITCHES, Scope, Switch, switches_document
 from gateway.stores import redis_rules
 from gateway.stores.control import rule_store
 from gateway.stores.control.rule_store import RedisRuleStore
-from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import connect
 from tests.kit.redis import RedisServer
 from tests.kit.redis_switch import RedisSwitch
+from tests.kit.rule_workers import BOUND_S, SEED, rules
 from tests.kit.wait import until, until_async
 
-pytest_plugins = ["tests.kit.redis"]
-
-BOUND_S = 5.0
-
-
-def rules(*names: str):
-    return parse_rules([{"name": n, "split": [{"backend": "triton", "model": "m"}]} for n in names])
-
-
-SEED = RuleSet(revision=0, rules=rules("seed"))
+pytest_plugins = ["tests.kit.redis", "tests.kit.rule_fixtures"]
 
 
 def now_ms() -> int:
@@ -46,41 +36,6 @@ def block(name: str, *, ms: int = 60_000, tenant: str = "t") -> Switch:
         created_ms=now_ms(),
         expires_ms=now_ms() + ms,
     )
-
-
-def validate(_: object) -> None:
-    """Every rule fits."""
-
-
-@pytest.fixture
-async def started():
-    """Makes workers that are closed at the end."""
-    workers, clients = [], []
-
-    async def start(url: str, prefix: str, worker_id: str = "w1", report: Any = None) -> RedisRuleSource:
-        clients.append(connect(url))
-        workers.append(RedisRuleSource(clients[-1], prefix, SEED, validate, worker_id))
-        if report is not None:
-            workers[-1].report = report
-        await workers[-1].start()
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        await worker.close()
-    for client in clients:
-        await client.aclose()
-
-
-@pytest.fixture
-def store(redis_client, redis_prefix) -> RedisRuleStore:
-    return RedisRuleStore(redis_client, redis_prefix, timeout_s=BOUND_S)
-
-
-@pytest.fixture
-def eager(monkeypatch) -> None:
-    """Workers look often."""
-    monkeypatch.setattr(redis_rules, "POLL_S", 0.02)
 
 
 # --- set and ended --------------------------------------------------------------------------------
