@@ -13,6 +13,7 @@ from gateway.admin_ports import AuditEntry
 from gateway.core.rules import RuleSet, check_targets, parse_rules
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_rules import RedisRuleSource
+from tests.kit.admin_plane import bearing, problem
 
 pytest_plugins = ["tests.kit.redis"]
 
@@ -86,15 +87,8 @@ async def admin(store, requests, audit, worker):
         check_targets(rules, **KNOWN)
 
     app = create_admin_app(Plane(rules=store, check=check, tasks=KNOWN["tasks"], requests=requests, audit=audit), TOKEN)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers) as client:
+    async with bearing(app, TOKEN) as client:
         yield client
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    return answer.json()
 
 
 async def put(admin: httpx.AsyncClient, rules: list[Any], revision: int, **more: Any) -> httpx.Response:
@@ -358,9 +352,7 @@ async def test_a_set_that_cannot_be_taken_is_not_tried(admin):
 
 async def test_without_a_log_of_requests_some_have_to_be_given(store, worker):
     app = create_admin_app(Plane(rules=store), TOKEN)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers) as client:
+    async with bearing(app, TOKEN) as client:
         told = problem(await client.post("/rules/dry-run", json={"rules": RULES}), 422, "invalid_input")
         assert told["errors"][0]["pointer"] == "#/requests"
         some = await client.post("/rules/dry-run", json={"rules": RULES, "requests": [{"task": "chat"}]})

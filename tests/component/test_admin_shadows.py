@@ -1,4 +1,4 @@
-"""`/admin/v1/shadows` over a real Redis, in which workers have written."""
+"""`/shadows` over a real Redis, in which workers have written."""
 
 import httpx
 import pytest
@@ -10,6 +10,7 @@ from gateway.core.shadows.comparison import Comparison
 from gateway.core.shadows.shadow_reports import Pair, ShadowResult
 from gateway.stores.control.shadows import RedisShadows, RedisShadowSource
 from gateway.stores.redis_script import connect
+from tests.kit.admin_plane import bearing
 from tests.kit.redis import HOST, free_port
 
 pytest_plugins = ["tests.kit.redis"]
@@ -57,25 +58,18 @@ async def admin(redis_client, redis_prefix, audit):
             writer.told(result(rule, number))
     await writer.flush()
     source = RedisShadowSource(redis_client, redis_prefix, timeout_s=5)
-    async with over(Plane(shadows=source, audit=audit)) as client:
+    async with bearing(create_admin_app(Plane(shadows=source, audit=audit), TOKEN), TOKEN) as client:
         yield client
 
 
-def over(plane: Plane) -> httpx.AsyncClient:
-    app = create_admin_app(plane, TOKEN)
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    return httpx.AsyncClient(transport=transport, base_url="http://admin", headers=headers)
-
-
 async def items(admin: httpx.AsyncClient) -> list[str]:
-    answer = await admin.get("/admin/v1/shadows")
+    answer = await admin.get("/shadows")
     assert answer.status_code == 200, answer.text
     return [one["rule"] for one in answer.json()["items"]]
 
 
 async def test_a_report_on_the_wire(admin):
-    answer = await admin.get("/admin/v1/shadows", params={"limit": 1})
+    answer = await admin.get("/shadows", params={"limit": 1})
     assert answer.json()["items"] == [
         {
             "rule": "a",
@@ -114,7 +108,7 @@ async def test_a_report_on_the_wire(admin):
 async def test_pages_have_every_report_once(admin, limit):
     found, cursor = [], ""
     while cursor is not None:
-        page = (await admin.get("/admin/v1/shadows", params={"limit": limit, "cursor": cursor})).json()
+        page = (await admin.get("/shadows", params={"limit": limit, "cursor": cursor})).json()
         assert 0 < len(page["items"]) <= limit
         found += [(one["rule"], one["place"]) for one in page["items"]]
         cursor = page["next"]
@@ -123,13 +117,13 @@ async def test_pages_have_every_report_once(admin, limit):
 
 @pytest.mark.parametrize("cursor", ["x", "e30=", "WzFd", "%", "A" * 3000])
 async def test_a_cursor_that_is_none_is_refused(admin, cursor):
-    answer = await admin.get("/admin/v1/shadows", params={"cursor": cursor})
+    answer = await admin.get("/shadows", params={"cursor": cursor})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
 
 
 @pytest.mark.parametrize("rule", RULES)
 async def test_a_report_is_forgotten(admin, audit, rule):
-    answer = await admin.delete(f"/admin/v1/shadows/{rule}", headers={"x-change-reason": "a new shadow"})
+    answer = await admin.delete(f"/shadows/{rule}", headers={"x-change-reason": "a new shadow"})
     assert (answer.status_code, answer.content) == (204, b"")
     assert await items(admin) == [name for name in RULES if name != rule for _ in (1, 2)]
     [entry] = audit.entries
@@ -137,13 +131,13 @@ async def test_a_report_is_forgotten(admin, audit, rule):
 
 
 async def test_what_has_no_report_is_forgotten_too(admin):
-    assert (await admin.delete("/admin/v1/shadows/none")).status_code == 204
+    assert (await admin.delete("/shadows/none")).status_code == 204
     assert len(await items(admin)) == 2 * len(RULES)
 
 
 async def test_a_redis_that_is_away(redis_prefix):
     client = connect(f"redis://{HOST}:{free_port()}/0")
-    async with over(Plane(shadows=RedisShadowSource(client, redis_prefix))) as admin:
-        for answer in (await admin.get("/admin/v1/shadows"), await admin.delete("/admin/v1/shadows/a")):
+    async with bearing(create_admin_app(Plane(shadows=RedisShadowSource(client, redis_prefix)), TOKEN), TOKEN) as admin:
+        for answer in (await admin.get("/shadows"), await admin.delete("/shadows/a")):
             assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
     await client.aclose()

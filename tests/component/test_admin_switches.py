@@ -14,6 +14,7 @@ from gateway.core.rules import RuleSet, check_targets, parse_rules
 from gateway.stores import redis_rules
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_rules import RedisRuleSource
+from tests.kit.admin_plane import bearing, problem
 from tests.kit.wait import until_async
 
 pytest_plugins = ["tests.kit.redis"]
@@ -68,15 +69,8 @@ async def admin(store, audit):
         check_targets(rules, **KNOWN)
 
     app = create_admin_app(Plane(rules=store, check=check, tasks=KNOWN["tasks"], audit=audit), TOKEN)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers) as client:
+    async with bearing(app, TOKEN) as client:
         yield client
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    return answer.json()
 
 
 async def added(admin: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from gateway.admin_ports import Applied
 from gateway.core.rollouts.progressive import Course
 from gateway.core.rules import Target
 from gateway.stores.control.rule_store import RedisRuleStore
-from tests.kit.rollout_world import NEW, problem
+from tests.kit.admin_plane import problem
+from tests.kit.rollout_world import NEW
 from tests.kit.wait import until_async
 
 pytest_plugins = ["tests.kit.redis", "tests.kit.rollout_fixtures"]

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.rollout_world import NEW, problem
+from tests.kit.admin_plane import problem
+from tests.kit.rollout_world import NEW
 
 pytest_plugins = ["tests.kit.redis", "tests.kit.rollout_fixtures"]
 
@@ -100,8 +101,8 @@ async def test_frozen_changes_hold_it(world):
     switch = await world.freeze()
     await world.pass_by(11, count=500)
     assert (await world.get(one["id"]))["held"] == f"changes are frozen by {switch}: a release"
-    assert "frozen" in problem(await world.admin.post(f"/rollouts/{one['id']}/promote"), 409, "frozen")
-    assert "frozen" in problem(await world.admin.post(f"/rollouts/{one['id']}/abort"), 409, "frozen")
+    assert "frozen" in problem(await world.admin.post(f"/rollouts/{one['id']}/promote"), 409, "frozen")["detail"]
+    assert "frozen" in problem(await world.admin.post(f"/rollouts/{one['id']}/abort"), 409, "frozen")["detail"]
     assert await world.weights() == [40, 270, 90]
     await world.rules.end_switch("f")
     await world.pass_by(1)
@@ -206,7 +207,7 @@ async def test_nobody_goes_on_while_a_bound_is_broken(world):
     one = await world.begin()
     world.clock.forward(2)
     world.figures.add("triton/m:2", 200, failed=200)
-    words = problem(await world.admin.post(f"/rollouts/{one['id']}/promote"), 409, "rollout_conflict")
+    words = problem(await world.admin.post(f"/rollouts/{one['id']}/promote"), 409, "rollout_conflict")["detail"]
     assert "error ratio 1 is above 0.02" in words
     await world.rollouts.tick()
     assert (await world.get(one["id"]))["status"] == "rolled_back"
@@ -248,7 +249,7 @@ async def test_one_rollout_at_a_time_of_a_rule(world):
     await world.seed({}, {"name": "other"})
     one = await world.begin()
     again = await world.admin.post("/rollouts", json={"rule": "r", "target": NEW})
-    assert one["id"] in problem(again, 409, "rollout_conflict")
+    assert one["id"] in problem(again, 409, "rollout_conflict")["detail"]
     await world.begin(rule="other")
 
 

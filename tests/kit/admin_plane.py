@@ -69,6 +69,12 @@ def bearing(app: FastAPI, token: str, *, address: str = "192.0.2.1") -> httpx.As
     return client(app, address=address, headers={"authorization": f"Bearer {token}"})
 
 
+def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The document of a refusal, which has to be this one."""
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    return answer.json()
+
+
 @contextlib.asynccontextmanager
 async def logged_in(app: FastAPI, token: str, *, address: str = "192.0.2.1") -> AsyncIterator[httpx.AsyncClient]:
     """A browser with a log-in, whose changes show its CSRF token."""

@@ -1,6 +1,5 @@
 """The fixture `world`: see `rollout_world`. Use it with `pytest_plugins`, beside `tests.kit.redis`."""
 
-import httpx
 import pytest
 
 from gateway.admin.app import create_admin_app
@@ -9,6 +8,7 @@ from gateway.stores.control import rule_store
 from gateway.stores.control.audit import RedisAuditLog
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_deploys import ROLLOUTS, RedisDeployStore
+from tests.kit.admin_plane import bearing
 from tests.kit.rolling import TASK, Clock, MadeFigures
 from tests.kit.rollout_world import TOKEN, World, check, rollouts_of
 
@@ -23,9 +23,7 @@ async def world(redis_client, redis_prefix, monkeypatch):
     audit = RedisAuditLog(redis_client, redis_prefix, timeout_s=5)
     rollouts = rollouts_of(rules, store, figures, audit, clock)
     app = create_admin_app(Plane(rules=rules, check=check, tasks=(TASK,), audit=audit, rollouts=rollouts), TOKEN)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers) as admin:
+    async with bearing(app, TOKEN) as admin:
         yield World(
             client=redis_client,
             prefix=redis_prefix,

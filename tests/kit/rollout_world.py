@@ -103,8 +103,3 @@ def _rule(**fields: Any) -> dict[str, Any]:
 
 def rollouts_of(rules, store, figures, audit, clock) -> Rollouts:
     return Rollouts(rules=rules, check=check, store=store, figures=figures, audit=audit, clock=clock, wait=_at_once)
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> str:
-    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    return answer.json()["detail"]
