@@ -71,18 +71,18 @@ def _engines(pipeline: Pipeline) -> list[list[Any]]:
 
 
 def _drains(pipeline: Pipeline, walks: Iterable[Walk], copies: Mapping[Place, int]) -> dict[str, int]:
-    """By the id of each switch that stops something: how many requests of its scope are not over."""
+    """By the id of each drain: how many requests of its scope are not over."""
     switches = pipeline.rules.current().switches.in_force(pipeline.wall_clock() // 1000)
     return {
         one.id: sum(1 for walk in walks if _is_of(one.scope, walk))
         + sum(count for place, count in copies.items() if one.scope.has_place(place))
         for one in switches
-        if one.action in ("block", "drain")
+        if one.action == "drain"
     }
 
 
 def _is_of(scope: Scope, walk: Walk) -> bool:
-    """Whether the request is among what a switch stops."""
+    """Whether the request is among what a drain waits for."""
     if is_for_places(scope) and any(scope.has_place(place) for place in walk.places()):
         return True
     return scope.has_request(walk.request)
