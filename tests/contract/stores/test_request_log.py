@@ -111,9 +111,10 @@ async def test_failures_leave_room_for_others(redis_client: Redis, redis_prefix:
 async def test_the_sample_is_even(redis_client: Redis, redis_prefix: str) -> None:
     """Each of many is as likely to be kept: the first half and the second are, about alike."""
     requests, log = writer(redis_client, redis_prefix), RedisRequestLog(redis_client, redis_prefix)
+    records = [answered(id=str(i)) for i in range(200)]
     for _ in range(40):
-        for i in range(200):
-            requests.ended(answered(id=str(i)))
+        for record in records:
+            requests.ended(record)
         await requests.flush()
     kept = await all_of(log)
     halves = [sum(int(one["id"]) // 100 == half for one in kept) for half in (0, 1)]
@@ -125,9 +126,10 @@ async def test_the_sample_is_even(redis_client: Redis, redis_prefix: str) -> Non
 async def test_the_log_is_bounded(redis_client: Redis, redis_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "KEPT", 100)
     requests = writer(redis_client, redis_prefix)
+    records = [answered(id=str(i)) for i in range(MOST)]
     for _ in range(20):
-        for i in range(MOST):
-            requests.ended(answered(id=str(i)))
+        for record in records:
+            requests.ended(record)
         await requests.flush()
     assert 100 <= await redis_client.xlen(f"{redis_prefix}requests") <= 300  # whole nodes of the stream are let go
 
