@@ -1,7 +1,9 @@
 """Who may do what on the control plane: every path and method of it, each role, each way in, and each way to fail."""
 
+import asyncio
 import functools
 import itertools
+import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -10,8 +12,10 @@ from typing import Any
 import httpx
 import jwt
 import pytest
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from gateway.admin.access import door
 from gateway.admin.access.entry import Entry
 from gateway.admin.access.issuer_keys import IssuerKeys
 from gateway.admin.access.oidc import Oidc
@@ -246,6 +250,23 @@ async def test_pages_of_health_are_open_and_nothing_else_is(plane):
         assert (await plane.ask("GET", path, {})).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/healthz/live", "/healthz/ready", "/console/login"])
+async def test_what_is_open_is_open_to_a_get_alone(plane, path):
+    """All else would be answered by the console's library, which keeps something of each page that it makes."""
+    entered = []
+
+    async def mounted(scope, receive, send) -> None:
+        entered.append(scope["type"])
+        await Response("made")(scope, receive, send)
+
+    plane.app.mount("/", mounted)
+    for method in ("HEAD", "OPTIONS", "TRACE", "POST", "PUT", "PATCH", "DELETE"):
+        answer = await plane.ask(method, path, {})
+        assert answer.status_code in (303, 401), (method, answer.text)
+    assert await connected(plane, path, []) == ["websocket.close"]
+    assert entered == []
+
+
 @pytest.mark.parametrize("path", ["/console", "/console/", "/console/rules", "/_nicegui/3/static/x.js"])
 async def test_the_console_is_for_those_who_are_logged_in(plane, path):
     answer = await plane.ask("GET", path, {})
@@ -280,10 +301,16 @@ async def test_a_websocket_needs_a_log_in_and_a_page_of_ours(plane, path, has_co
         await websocket.close()
 
     plane.app.router.add_websocket_route("/{path:path}", socket)
-    headers = [(b"host", HOST.encode())]
-    headers += [(b"cookie", f"gateway_session={cookie}".encode())] if has_cookie else []
+    headers = [(b"cookie", f"gateway_session={cookie}".encode())] if has_cookie else []
     headers += [(b"origin", origin.encode())] if origin else []
-    scope = {"type": "websocket", "path": path, "headers": headers, "client": ("192.0.2.1", 1), "query_string": b""}
+    assert await connected(plane, path, headers) == ["websocket.close"]
+    assert bool(entered) is enters
+
+
+async def connected(plane: Everything, path: str, headers: list[tuple[bytes, bytes]]) -> list[str]:
+    """What a WebSocket is told."""
+    told = [(b"host", HOST.encode()), *headers]
+    scope = {"type": "websocket", "path": path, "headers": told, "client": ("192.0.2.1", 1), "query_string": b""}
     sent = []
 
     async def receive() -> dict[str, str]:
@@ -293,5 +320,36 @@ async def test_a_websocket_needs_a_log_in_and_a_page_of_ours(plane, path, has_co
         sent.append(message["type"])
 
     await plane.app(scope, receive, send)
-    assert sent == ["websocket.close"]
-    assert bool(entered) is enters
+    return sent
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null", "", "http://", f"http://{HOST}.evil.example"])
+async def test_an_origin_that_is_none_of_ours_is_a_refusal(plane, origin):
+    cookie, csrf = await plane.session("admin")
+    shown = {"cookie": f"gateway_session={cookie}", "x-csrf-token": csrf, "origin": origin}
+    for method, path in (("POST", "/admin/v1/session"), ("PUT", "/admin/v1/rules"), ("POST", "/console/x")):
+        assert (await plane.ask(method, path, shown)).status_code == 403, (method, path)
+    headers = [(b"cookie", shown["cookie"].encode()), (b"origin", origin.encode())]
+    assert await connected(plane, "/console/_nicegui_ws/socket.io", headers) == ["websocket.close"]
+
+
+async def test_a_body_has_so_long_to_arrive(plane, monkeypatch):
+    monkeypatch.setattr(door, "BODY_S", 0.01)
+    sent, parts = [], iter([{"type": "http.request", "body": b'{"token"', "more_body": True}])
+
+    async def receive():
+        return next(parts, None) or await asyncio.Event().wait()
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/admin/v1/session", "headers": [], "client": ("192.0.2.1", 1)}
+    await plane.app({**scope, "query_string": b""}, receive, send)
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["code"] == "request_timeout"
+
+
+async def test_a_log_in_carries_no_more_than_a_token(plane):
+    async with client(plane.app, address=next(ADDRESSES)) as http:
+        assert (await http.post("/session", json={"token": "x" * door.MAX_LOGIN_BYTES})).status_code == 413
+        assert (await http.post("/session", json={"token": "x" * 16_000})).status_code == 401

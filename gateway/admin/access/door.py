@@ -31,17 +31,20 @@ from gateway.core.errors import (
     GatewayError,
     InvalidInput,
     RateLimited,
+    RequestTimeout,
     Unauthorized,
 )
 
 MAX_BODY_BYTES = 1024 * 1024  # a thousand rules are a third of that
+MAX_LOGIN_BYTES: Final = 64 * 1024  # anybody may send one; a token has 16 KiB at most
+BODY_S: Final = 30.0  # in which a body has to arrive
 COOKIE: Final = "gateway_session"
 CSRF: Final = "x-csrf-token"
 REASON: Final = "x-change-reason"
 CONSOLE: Final = "/console"
 LOGIN_PAGE: Final = f"{CONSOLE}/login"
 LOGIN: Final = ("POST", f"{PREFIX}/session")
-OPEN: Final = ("/healthz/live", "/healthz/ready", LOGIN_PAGE)
+OPEN: Final = ("/healthz/live", "/healthz/ready", LOGIN_PAGE)  # to GET alone: the console's library answers the rest
 REFUSED: Final = "session.refused"  # in the audit log: of whoever was not let in
 
 
@@ -94,7 +97,7 @@ class Guard:
 
 
 class Door:
-    """Lets a request in when its actor's role is enough for it and its body is at most 1 MiB.
+    """Lets a request in when its actor's role is enough for it and its body is at most 1 MiB, and comes in 30 s.
 
     The body is read here, whole, so that one of unknown length is bounded too. A log-in's cookie is sent by browsers
     without being asked: a change by it has to show that it comes from a page of ours. Leaves a `Visit` in the scope,
@@ -108,7 +111,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
+        if scope["type"] not in ("http", "websocket") or (scope["path"] in OPEN and scope.get("method") == "GET"):
             await self._app(scope, receive, send)
         elif _is_console(scope["path"]):
             await self._console(scope, receive, send)
@@ -123,7 +126,7 @@ class Door:
         visit = None
         try:
             visit = await self._let_in(connection, asked)
-            body = await _body(connection.headers, receive)
+            body = await _body(connection, receive)
         except GatewayError as error:
             if visit is not None and not visit.is_read_only:
                 await self._auditing.write(visit, error.code)
@@ -157,7 +160,7 @@ class Door:
         return visit
 
     async def _known(self, connection: HTTPConnection) -> Visit:
-        if (connection.scope["method"], connection.scope["path"]) == LOGIN:
+        if _is_login(connection):
             # Whoever logs in is known by what the body has, later: no cookie of before speaks for him.
             return nobody(address_of(connection.scope))
         return await self._guard.visit(connection)
@@ -229,14 +232,17 @@ def _check_page(connection: HTTPConnection, session: Session | None) -> None:
     """Raise `Forbidden` for a change by a log-in that no page of ours has made, and for a log-in from elsewhere."""
     if connection.scope["method"] in SAFE:
         return
-    is_login = (connection.scope["method"], connection.scope["path"]) == LOGIN
-    if session is None and not is_login:
+    if session is None and not _is_login(connection):
         return  # by a bearer token, which no browser sends by itself
     if not _is_own(connection, or_none=True):
         raise Forbidden("not from a page of this address")
     shown = connection.headers.get(CSRF, "").encode("latin-1")
     if session is not None and not hmac.compare_digest(shown, session.csrf.encode()):
         raise Forbidden("send the log-in's `csrf` (see GET /session) as X-CSRF-Token")
+
+
+def _is_login(connection: HTTPConnection) -> bool:
+    return (connection.scope["method"], connection.scope["path"]) == LOGIN
 
 
 def _is_own(connection: HTTPConnection, *, or_none: bool) -> bool:
@@ -248,7 +254,10 @@ def _is_own(connection: HTTPConnection, *, or_none: bool) -> bool:
     if not origins:
         return or_none
     host = connection.headers.get("host", "").lower()
-    return len(origins) == 1 and bool(host) and urlsplit(origins[0]).netloc.lower() == host
+    try:
+        return len(origins) == 1 and bool(host) and urlsplit(origins[0]).netloc.lower() == host
+    except ValueError:  # such as `http://[`
+        return False
 
 
 def _reason(headers: Headers) -> str:
@@ -263,18 +272,28 @@ def _too_many(wait_s: float) -> RateLimited:
     return RateLimited("too many failures from this address: wait", retry_after_us=round(wait_s * 1e6))
 
 
-async def _body(headers: Headers, receive: Receive) -> bytes:
-    length = headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise BodyTooLarge(f"the body may have {MAX_BODY_BYTES} bytes")
+async def _body(connection: HTTPConnection, receive: Receive) -> bytes:
+    """The whole body. Raises `BodyTooLarge`, `RequestTimeout`, `ClientClosed`."""
+    most = MAX_LOGIN_BYTES if _is_login(connection) else MAX_BODY_BYTES
+    length = connection.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length) > most:
+        raise BodyTooLarge(f"the body may have {most} bytes")
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _received(receive, most)
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {BODY_S:g} s") from None
+
+
+async def _received(receive: Receive, most: int) -> bytes:
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientClosed("the caller left")
         body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"the body may have {MAX_BODY_BYTES} bytes")
+        if len(body) > most:
+            raise BodyTooLarge(f"the body may have {most} bytes")
         if not message.get("more_body", False):
             return bytes(body)
 
