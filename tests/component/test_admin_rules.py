@@ -1,6 +1,7 @@
 """The paths about rules: changes told, history, taking back, trying on requests, and two operators at once."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from gateway.admin.app import create_admin_app
 from gateway.admin.plane import Plane
+from gateway.admin.routing import rules as rule_paths
 from gateway.admin_ports import AuditEntry
 from gateway.core.rules import RuleSet, check_targets, parse_rules
 from gateway.stores.control.rule_store import RedisRuleStore
@@ -314,6 +316,38 @@ async def test_a_dry_run_says_how_many_of_the_last_requests_would_move(admin, re
         "warnings": ["no enabled rule takes the task 'chat': its requests are refused"],
     }
     assert (await admin.get("/rules")).json()["revision"] == 1
+
+
+async def test_a_dry_run_that_takes_too_long_ends(admin, monkeypatch):
+    monkeypatch.setattr(rule_paths, "DRY_RUN_S", -1.0)
+    body = {"rules": RULES, "requests": [{"task": "chat"}] * 3}
+    told = problem(await admin.post("/rules/dry-run", json=body), 422, "invalid_input")
+    assert "0 of 3 requests" in told["detail"]
+
+
+async def test_dry_runs_come_one_after_the_other(admin, monkeypatch):
+    """Many at once would keep this process from its guards and rollouts."""
+    begun, go_on = threading.Event(), threading.Event()
+    tried = rule_paths.dry_run
+
+    def held(*arguments, **named):
+        begun.set()
+        go_on.wait(10)
+        return tried(*arguments, **named)
+
+    monkeypatch.setattr(rule_paths, "dry_run", held)
+    monkeypatch.setattr(rule_paths, "TURN_S", 0.01)
+    body = {"rules": RULES, "requests": [{"task": "chat"}]}
+    first = asyncio.create_task(admin.post("/rules/dry-run", json=body))
+    try:
+        await asyncio.to_thread(begun.wait, 10)
+        refused = await admin.post("/rules/dry-run", json=body)
+    finally:
+        go_on.set()
+    problem(refused, 429, "rate_limited")
+    assert int(refused.headers["retry-after"]) > 0
+    assert (await first).status_code == 200
+    assert (await admin.post("/rules/dry-run", json=body)).status_code == 200
 
 
 async def test_a_dry_run_on_requests_that_are_given(admin):

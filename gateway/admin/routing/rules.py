@@ -5,8 +5,10 @@ answer says how many live workers run it.
 """
 
 import asyncio
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
 
@@ -34,6 +36,7 @@ from gateway.admin.routing.switch_bodies import switch_out
 from gateway.admin_ports import Change, RequestLog, Revision, RuleStore
 from gateway.core.errors import (
     InvalidInput,
+    RateLimited,
     RevisionRequired,
     RulesUnavailable,
     StaleRevision,
@@ -47,6 +50,8 @@ from gateway.core.rules.dry_run import DryRun, Sample, dry_run, sample_of
 ATTEMPTS: Final = 5  # of a PATCH that names no revision, against other writers
 PAGE: Final = 500  # of the request log
 AUDITED: Final = 50  # changes that an audit entry names
+DRY_RUN_S: Final = 5.0  # beyond which one ends without an answer
+TURN_S: Final = 3.0  # for which one waits while another is under way; together less than a command's patience
 
 Check = Callable[[Sequence[Rule]], None]
 
@@ -161,6 +166,8 @@ def _reading(router: APIRouter, rules: _Rules) -> None:
 
 
 def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None) -> None:
+    turn = asyncio.Lock()
+
     @router.post("/rules/validate")
     async def validate_rules(body: RulesCandidate) -> RulesValid:
         """Say whether a set would be taken and what it would change, without taking it."""
@@ -175,12 +182,12 @@ def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None) -> No
         """Say how many of the last requests, or of those that are given, a set would send elsewhere."""
         parsed = rules.parsed(body.rules)
         current = await rules.store.get()
-        samples = [one.sample() for one in body.requests or ()]
-        if body.requests is None:
-            samples = await _recorded(requests, body.last)
         wanted = RuleSet(revision=current.revision, rules=parsed)
-        # Some seconds of work for the most requests and rules: not in the way of others.
-        found = await asyncio.to_thread(dry_run, current, wanted, samples, is_recorded=body.requests is None)
+        async with _in_turn(turn):
+            samples = [one.sample() for one in body.requests or ()]
+            if body.requests is None:
+                samples = await _recorded(requests, body.last)
+            found = await _tried(current, wanted, samples, is_recorded=body.requests is None)
         return DryRunOut.model_validate(
             {"revision": current.revision, **_dry_run_document(found), "warnings": rules.warnings(parsed)}
         )
@@ -303,6 +310,38 @@ async def _recorded(requests: RequestLog | None, last: int) -> list[Sample]:
         if not documents:
             break
     return samples
+
+
+@contextlib.asynccontextmanager
+async def _in_turn(turn: asyncio.Lock) -> AsyncIterator[None]:
+    """One dry run at a time: guards and rollouts share this process. Raises `RateLimited`."""
+    try:
+        async with asyncio.timeout(TURN_S):
+            await turn.acquire()
+    except TimeoutError:
+        raise RateLimited("others' dry runs are under way", retry_after_us=round(DRY_RUN_S * 1e6)) from None
+    try:
+        yield
+    finally:
+        turn.release()
+
+
+async def _tried(before: RuleSet, after: RuleSet, samples: Sequence[Sample], *, is_recorded: bool) -> DryRun:
+    """A dry run in a thread, as it may take seconds. Raises `InvalidInput` where it takes too long."""
+    is_over = threading.Event()
+    in_time = _while_time_is_left(samples, time.monotonic() + DRY_RUN_S, is_over)
+    try:
+        return await asyncio.to_thread(dry_run, before, after, in_time, is_recorded=is_recorded)
+    finally:
+        is_over.set()  # where nobody waits for it any more
+
+
+def _while_time_is_left(samples: Sequence[Sample], until_s: float, is_over: threading.Event) -> Iterator[Sample]:
+    for tried, sample in enumerate(samples):
+        if is_over.is_set() or time.monotonic() > until_s:
+            told = f"#/: {tried} of {len(samples)} requests were tried in {DRY_RUN_S:g} s: give fewer, or fewer rules"
+            raise InvalidInput(told, field="requests")
+        yield sample
 
 
 def _dry_run_document(found: DryRun) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Health, load and switches are not looked at: it compares what the rules say, not
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -100,15 +100,18 @@ def sample_of(document: Mapping[str, Any]) -> Sample | None:
     )
 
 
-def dry_run(before: RuleSet, after: RuleSet, samples: Sequence[Sample], *, is_recorded: bool = True) -> DryRun:
-    """What `after` would do to `samples` in place of `before`.
+def dry_run(before: RuleSet, after: RuleSet, samples: Iterable[Sample], *, is_recorded: bool = True) -> DryRun:
+    """What `after` would do to `samples`, which are gone through once, in place of `before`.
 
     `is_recorded`: they have only those headers that rules matched on when they came.
     """
+    count, seen = 0, set[str]()
     moves: defaultdict[tuple[str, str], float] = defaultdict(float)
     taken: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     refused = [0, 0]
     for sample in samples:
+        count += sample.stands_for
+        seen.update(sample.request.headers)
         shares = []
         for i, rules in enumerate((before, after)):
             rule = rules.rule_of(sample.request, _circumstances(sample))
@@ -120,7 +123,7 @@ def dry_run(before: RuleSet, after: RuleSet, samples: Sequence[Sample], *, is_re
             moves[source, to] += share * sample.stands_for
     names = dict.fromkeys(rule.name for rules in (after, before) for rule in rules.rules)
     return DryRun(
-        requests=sum(sample.stands_for for sample in samples),
+        requests=count,
         moved=round(sum(moves.values()), _DIGITS),
         refused_before=refused[0],
         refused_after=refused[1],
@@ -134,7 +137,7 @@ def dry_run(before: RuleSet, after: RuleSet, samples: Sequence[Sample], *, is_re
             for name in names
             if taken[0][name] or taken[1][name]
         ),
-        unrecorded_headers=_unrecorded(before, after, samples) if is_recorded else (),
+        unrecorded_headers=_unrecorded(before, after, seen) if is_recorded else (),
     )
 
 
@@ -196,9 +199,8 @@ def _moves(before: Mapping[str, float], after: Mapping[str, float]) -> Mapping[t
     return {(source, to): loss * gain / whole for source, loss in lost.items() for to, gain in gained.items()}
 
 
-def _unrecorded(before: RuleSet, after: RuleSet, samples: Iterable[Sample]) -> tuple[str, ...]:
-    seen = {name for sample in samples for name in sample.request.headers}
-    return tuple(sorted(_matched_headers(after) - _matched_headers(before) - seen))
+def _unrecorded(before: RuleSet, after: RuleSet, seen: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(_matched_headers(after) - _matched_headers(before) - set(seen)))
 
 
 def _matched_headers(rules: RuleSet) -> set[str]:
