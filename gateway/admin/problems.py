@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,6 +23,8 @@ from gateway.core.errors import (
 )
 from gateway.core.rules.fields import RuleError
 from gateway.settings.faults import fault_words
+
+MAX_FAULTS: Final = 100  # of a body that are told
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +71,7 @@ def _invalid_body(error: RequestValidationError) -> Response:
     faults = error.errors()
     if any(fault["type"] == "json_invalid" for fault in faults):
         return problem(MalformedRequest("the body is not valid JSON"))
-    errors = [{"detail": fault_words(fault), "pointer": _pointer(fault["loc"][1:])} for fault in faults]
+    errors = [{"detail": fault_words(fault), "pointer": _pointer(fault["loc"][1:])} for fault in faults[:MAX_FAULTS]]
     return problem(InvalidInput(f"{errors[0]['pointer']}: {errors[0]['detail']}"), errors)
 
 

@@ -350,6 +350,40 @@ async def test_dry_runs_come_one_after_the_other(admin, monkeypatch):
     assert (await admin.post("/rules/dry-run", json=body)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("asked", "at"),
+    [
+        ({"at": "9999-12-31T23:59:59Z"}, "#/requests/0/at"),
+        ({"at": "0001-01-01T00:00:00+14:00"}, "#/requests/0/at"),
+        ({"input_tokens": 10**300}, "#/requests/0/input_tokens"),
+        ({"headers": {f"h{i}": "" for i in range(101)}}, "#/requests/0/headers"),
+        ({"model": "m" * 65_537}, "#/requests/0/model"),
+    ],
+)
+async def test_a_given_request_is_one_that_may_come(admin, asked, at):
+    """No time zone has an hour beyond the year 9999."""
+    rule = {**RULES[1], "match": {"times": [{"days": ["mon"], "timezone": "Asia/Tokyo"}]}}
+    body = {"rules": [rule], "requests": [{"task": "chat", **asked}]}
+    told = problem(await admin.post("/rules/dry-run", json=body), 422, "invalid_input")
+    assert told["errors"][0]["pointer"] == at
+
+
+async def test_not_all_faults_of_a_body_are_told(admin):
+    told = problem(await admin.post("/rules/validate", json={f"f{i}": 1 for i in range(5000)}), 422, "invalid_input")
+    assert len(told["errors"]) == 100
+
+
+async def test_parameters_that_are_taken_can_be_shown(admin):
+    """An answer has bounds of its own: rules that could be put and not be read would lock all out."""
+    deep: Any = 1
+    for _ in range(95):
+        deep = {"x": [deep]} if isinstance(deep, int) else {"x": deep}
+    rule = {**RULES[1], "split": [{**SPLIT[0], "parameters": deep}]}
+    revision = (await admin.get("/rules")).json()["revision"]
+    assert (await admin.put("/rules", json={"rules": [rule], "revision": revision})).status_code == 200
+    assert (await admin.get("/rules")).json()["rules"][0]["split"][0]["parameters"] == deep
+
+
 async def test_a_dry_run_on_requests_that_are_given(admin):
     rules = [
         {"name": "beta", "match": {"headers": {"x-beta": "1"}, "times": [{"days": ["mon"]}]}, "split": SPLIT[1:]},

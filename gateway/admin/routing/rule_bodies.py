@@ -1,7 +1,7 @@
 """Bodies of the paths about rules. Rules come in as plain JSON: `core.rules.parse_rules` names the faults."""
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictInt
@@ -14,8 +14,13 @@ from gateway.core.types import Caller, InferenceRequest
 
 MAX_NOTE = 500
 MAX_SAMPLES = 10_000
+MAX_WORD = 64 * 1024  # as much as all headers of a request
+MAX_HEADERS = 100
+MAX_COUNT = 2**53  # a whole number that every JSON reader takes
+FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 1, 1, tzinfo=UTC)  # so that every time zone has it
 
 Note = Annotated[str, Field(max_length=MAX_NOTE, description="why; instead of the header X-Change-Reason")]
+_Word = Annotated[str, Field(max_length=MAX_WORD)]
 
 
 class _Body(BaseModel):
@@ -57,19 +62,19 @@ class RollbackIn(_Body):
 class SampleIn(_Body):
     """A request of which nothing is needed but what rules match on."""
 
-    task: str
-    tenant: str = ""
-    key: str = ""
-    model: str = ""
-    version: str = ""
+    task: _Word
+    tenant: _Word = ""
+    key: _Word = ""
+    model: _Word = ""
+    version: _Word = ""
     priority: Literal["interactive", "batch"] = "interactive"
-    headers: dict[str, str] = Field(default_factory=dict)
-    input_tokens: int | None = None
-    input_bytes: int = 0
-    session: str = ""
-    ordering_key: str = ""
+    headers: dict[_Word, _Word] = Field(default_factory=dict, max_length=MAX_HEADERS)
+    input_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    input_bytes: int = Field(0, ge=0, le=MAX_COUNT)
+    session: _Word = ""
+    ordering_key: _Word = ""
     stream: bool = False
-    at: AwareDatetime | None = Field(None, description="RFC 3339; by default now")
+    at: AwareDatetime | None = Field(None, ge=FIRST, le=LAST, description="RFC 3339; by default now")
 
     def sample(self) -> Sample:
         """It as the rules see it."""

@@ -32,6 +32,8 @@ MAX_RETRIES: Final = 5
 MAX_TIMEOUT_MS: Final = 3_600_000
 MAX_CONTEXT_TOKENS: Final = 100_000_000
 MAX_PARAMETERS_BYTES: Final = 16_384
+MAX_LEVELS: Final = 100  # of parameters within each other; what shows them takes some 250
+MAX_TARGETS: Final = 100
 MAX_REQUESTS: Final = 1_000_000
 MIN_WINDOW_S, MAX_WINDOW_S = 5, 3600
 OURS: Final = ("model", "stream", "stream_options", "messages", "input", "prompt")
@@ -159,6 +161,8 @@ def _shadow(entry: object, at: str) -> Shadow:
 def _targets(entry: object, at: str) -> tuple[Target, ...]:
     if not isinstance(entry, Sequence) or isinstance(entry, str | bytes):
         raise RuleError(f"{at}: must be a list of targets")
+    if len(entry) > MAX_TARGETS:
+        raise RuleError(f"{at}: at most {MAX_TARGETS} targets are taken")
     return tuple(target_at(item, f"{at}[{i}]") for i, item in enumerate(entry))
 
 
@@ -192,7 +196,15 @@ def _parameters(entry: object, at: str) -> Mapping[str, Any]:
         raise RuleError(f"{at}: must be JSON: texts, numbers, lists, mappings") from None
     if len(text) > MAX_PARAMETERS_BYTES:
         raise RuleError(f"{at}: is over {MAX_PARAMETERS_BYTES} bytes")
+    if not _is_within(written, MAX_LEVELS):
+        raise RuleError(f"{at}: has over {MAX_LEVELS} levels")
     return written
+
+
+def _is_within(value: Any, levels: int) -> bool:
+    """Whether lists and mappings stand in each other so many times at most."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return not parts or (levels > 0 and all(_is_within(part, levels - 1) for part in parts))
 
 
 def _targets_document(targets: Iterable[Target]) -> list[dict[str, Any]]:
