@@ -31,12 +31,25 @@ Reason = Annotated[str, typer.Option("--reason", metavar="WORDS", help="Why; kep
 Json = Annotated[bool, typer.Option("--json", help="Print the control plane's answer as JSON.")]
 
 
+def visible(text: str) -> str:
+    """It without what a terminal takes for orders, or shows nothing of: their numbers stand there.
+
+    Reasons, names and header values are other people's, callers' among them.
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else f"\\u{ord(one):04x}" for one in text)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """A line of words, whoever's they are."""
+    typer.echo(visible(text), err=err)
+
+
 class Failure(typer.Exit):
     """End with one clear line on stderr."""
 
     def __init__(self, line: str, code: int) -> None:
         super().__init__(code)
-        typer.echo(line, err=True)
+        say(line, err=True)
 
 
 class Refusal(Exception):

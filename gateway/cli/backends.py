@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.admin_client import EXIT_REFUSED, Admin, AdminToken, AdminUrl, Failure, Json, Reason, admin_of
+from gateway.cli.admin_client import EXIT_REFUSED, Admin, AdminToken, AdminUrl, Failure, Json, Reason, admin_of, say
 from gateway.cli.show import add, figure, percent, show, show_json, table
 from gateway.cli.switches import ALL, For, Wait, Why, end_switch, scope_words, set_switch
 
@@ -71,7 +71,7 @@ def resume(
     for one in mine:
         end_switch(admin, one["id"], reason, as_json=as_json)
     if others:
-        typer.echo(f"warning: {_others_words(others)}", err=True)
+        say(f"warning: {_others_words(others)}", err=True)
 
 
 @workers_app.command(epilog="Examples: gateway workers | gateway workers --json")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of
+from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of, say
 from gateway.cli.requests import recorded
 from gateway.cli.rule_words import POLICIES, policy_words
 from gateway.cli.show import add, fields, show, show_json, span_words, table
@@ -88,16 +88,16 @@ def show_explained(found: Mapping[str, Any]) -> None:
     for switch in found["switches"]:
         left = span_words(switch["remaining_s"])
         told = f"{words(switch)} {scope_words(switch['scope'])}, {left} left"
-        typer.echo(f"switch {switch['id']}: {told}: {switch['reason']} ({switch['owner']})")
+        say(f"switch {switch['id']}: {told}: {switch['reason']} ({switch['owner']})")
     for limit in found["limits"]:
-        typer.echo(f"limit of the {limit['of']}: {limit['limit']}")
+        say(f"limit of the {limit['of']}: {limit['limit']}")
     policies = {name: value for name, value in (found["policies"] or {}).items() if name not in POLICIES}
     show(fields({**policies, "policies": ", ".join(policy_words(found["policies"] or {})), **found["headers"]}))
     if found["outcome"]:
         show("what became of it:")
         show(recorded(found["outcome"]))
     elif found["worker"]:
-        typer.echo(f"as worker {found['worker']} sees it now")
+        say(f"as worker {found['worker']} sees it now")
 
 
 def _candidates(candidates: Sequence[Mapping[str, Any]]) -> Table:

@@ -9,10 +9,10 @@ from urllib.parse import quote, urlencode
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, Reason, admin_of
+from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, Reason, admin_of, say
+from gateway.cli.show import add
 
 app = typer.Typer(help="Make, show and change API keys; all workers follow within a second.", no_args_is_help=True)
 
@@ -198,7 +198,7 @@ def _limit(text: str) -> dict[str, Any]:
 
 
 def _done(answer: Mapping[str, Any], words: str, as_json: bool) -> None:
-    typer.echo(json.dumps(answer, indent=2) if as_json else words)
+    say(json.dumps(answer, indent=2) if as_json else words)
 
 
 def _made(key: Mapping[str, Any], *, as_json: bool) -> None:
@@ -215,7 +215,7 @@ def _one(key: Mapping[str, Any], *, as_json: bool) -> None:
         return
     table = Table(show_header=False, box=None)
     for name, value in key.items():
-        table.add_row(name, escape(_words(name, value)))
+        add(table, name, _words(name, value))
     Console().print(table)
 
 
@@ -228,7 +228,7 @@ def _show(items: Sequence[Mapping[str, Any]]) -> None:
         if key["priority"] == "batch":
             may += ", batch only"
         cells = (key["id"], key["tenant"], key["name"], may, _words("limits", key["limits"]), _state(key))
-        table.add_row(*(escape(cell) for cell in cells))
+        add(table, *cells)
     Console().print(table)
 
 

@@ -24,8 +24,9 @@ from gateway.cli.admin_client import (
     Json,
     Reason,
     admin_of,
+    say,
 )
-from gateway.cli.show import show_json
+from gateway.cli.show import add, show_json
 from gateway.cli.version_folder import FolderRefused, Placement
 
 POLL_S = 0.25
@@ -65,7 +66,7 @@ def list_models(
     for model in found["items"]:
         for replica in model["replicas"]:
             states = "\n".join(f"{one['version']} {one['state']}" for one in replica["versions"])
-            table.add_row(model["model"], model["backend"], replica["replica"], replica["error"] or states or "-")
+            add(table, model["model"], model["backend"], replica["replica"], replica["error"] or states)
     Console().print(table)
     _tell_unreachable(found)
 
@@ -87,7 +88,8 @@ def stats(
     for one in found["items"]:
         for figures in one["figures"]:
             compute_us = sum(figures[f"compute_{part}_us"] for part in ("input", "infer", "output"))
-            table.add_row(
+            add(
+                table,
                 *(one["model"], figures["replica"] or one["backend"], figures["version"]),
                 *(str(figures["requests"]), str(figures["failures"]), f"{figures['mean_batch_size']:g}"),
                 *(f"{figures['queue_us'] / 1000:.2f}", f"{compute_us / 1000:.2f}"),
@@ -221,7 +223,7 @@ def deploys(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminT
     for one in found["items"]:
         state = one["status"] if one["status"] in ENDED else f"{one['status']}: {one['step']}"
         row = (one["id"], one["model"], one["old"], one["new"], state, f"{one['weight']} %", one["reason"])
-        table.add_row(*row)
+        add(table, *row)
     Console().print(table)
 
 
@@ -240,7 +242,7 @@ def _control(admin: Admin, model: str, action: str, body: Mapping[str, object], 
         show_json(done)
     for one in () if as_json else done["outcomes"]:
         where = f"{one['backend']} {one['replica']}".strip()
-        typer.echo(f"{where}: {'done' if one['ok'] else one['error']}", err=not one["ok"])
+        say(f"{where}: {'done' if one['ok'] else one['error']}", err=not one["ok"])
     if done["applied"]["replicas"] < done["applied"]["of"]:
         raise Failure(f"on only {done['applied']['replicas']} of {done['applied']['of']} servers", EXIT_REFUSED)
 
@@ -294,7 +296,7 @@ def _see_through(
     if as_json:
         show_json(ended)
     for note in ended["notes"]:
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
     is_done = ended["status"] == "done"
     serving, other = (ended["new"], ended["old"]) if is_done else (ended["old"], ended["new"])
     has_gone_back = not is_done or int(serving) < int(other)
@@ -325,14 +327,14 @@ def _watch(admin: Admin, begun: Mapping[str, Any]) -> Mapping[str, Any]:
     """Follow a deploy to its end; on a terminal with a bar, else with one line for each change."""
     console = Console(stderr=True)
     before = _requests(admin, begun["model"])
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
+    columns = (_column("{task.description}"), BarColumn(), _column("{task.fields[told]}"), TimeElapsedColumn())
     deploy, last = begun, ""
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(begun["model"], total=100, told="")
         while True:
             line = f"{'undo' if deploy['undo'] else deploy['step']}, {deploy['weight']} % of the callers"
             if line != last and not console.is_terminal:
-                console.print(f"{deploy['model']}: {line}")
+                say(f"{deploy['model']}: {line}", err=True)
             last = line
             shares = _shares(before, _requests(admin, deploy["model"]), (deploy["old"], deploy["new"]))
             progress.update(task, completed=deploy["weight"], description=f"{deploy['model']}: {line}", told=shares)
@@ -340,6 +342,10 @@ def _watch(admin: Admin, begun: Mapping[str, Any]) -> Mapping[str, Any]:
                 return deploy
             time.sleep(POLL_S)
             deploy = admin.call("GET", f"/deploys/{begun['id']}")
+
+
+def _column(shown: str) -> TextColumn:
+    return TextColumn(shown, markup=False)
 
 
 def _requests(admin: Admin, model: str) -> dict[str, int]:
@@ -370,4 +376,4 @@ def _table(*headings: str) -> Table:
 
 def _tell_unreachable(found: Mapping[str, Any]) -> None:
     for one in found["unreachable"]:
-        typer.echo(f"{one['backend']}: {one['reason']}", err=True)
+        say(f"{one['backend']}: {one['reason']}", err=True)

@@ -9,7 +9,17 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gateway.cli.admin_client import EXIT_UNREACHABLE, Admin, AdminToken, AdminUrl, Failure, Json, Refusal, admin_of
+from gateway.cli.admin_client import (
+    EXIT_UNREACHABLE,
+    Admin,
+    AdminToken,
+    AdminUrl,
+    Failure,
+    Json,
+    Refusal,
+    admin_of,
+    visible,
+)
 from gateway.cli.show import add, clock, fields, figure, percent, seconds_of, show, show_json, span_words, table
 
 REFRESH_S: Final = 1.0
@@ -78,7 +88,7 @@ def _page(found: Mapping[str, Any], fault: str = "") -> RenderableType:
     parts: list[RenderableType] = []
     stale = fault or (_stale_words(found) if found["is_stale"] else "")
     if stale:
-        parts.append(Text(f"STALE: {stale}", style="bold red"))
+        parts.append(Text(visible(f"STALE: {stale}"), style="bold red"))
     workers = found["workers"]
     of_workers = f"{workers['live']} live, {workers['refused']} without the rules, {workers['behind']} behind"
     is_whole = workers["live"] and not workers["refused"] and not workers["behind"]

@@ -19,6 +19,8 @@ from gateway.cli.admin_client import (
     Json,
     admin_of,
     part,
+    say,
+    visible,
 )
 from gateway.cli.rule_words import guard_words
 from gateway.cli.show import (
@@ -115,7 +117,7 @@ def start(
     elif as_json:
         show_json(begun)
     else:
-        typer.echo(f"rollout {begun['id']}: {_headline(begun)}")
+        say(f"rollout {begun['id']}: {_headline(begun)}")
 
 
 @app.command("list", epilog="Examples: gateway rollouts list | gateway rollouts list --json")
@@ -191,7 +193,7 @@ def _move(admin: Admin, rollout_id: str, how: str, note: str, *, as_json: bool) 
     if as_json:
         show_json(moved)
     else:
-        typer.echo(f"rollout {moved['id']}: {_headline(moved)}")
+        say(f"rollout {moved['id']}: {_headline(moved)}")
 
 
 def _target(to: str) -> dict[str, str]:
@@ -237,7 +239,7 @@ def _show(one: Mapping[str, Any]) -> None:
     show(fields(told))
     show(_figures_table(one))
     for event in one["events"]:
-        typer.echo(f"{clock(event['at'])}  {event['what']}")
+        say(f"{clock(event['at'])}  {event['what']}")
 
 
 def _figures_table(one: Mapping[str, Any]) -> Table:
@@ -253,14 +255,14 @@ def _watched(admin: Admin, begun: Mapping[str, Any]) -> Mapping[str, Any]:
     """Follow it to its end; on a terminal in one line that changes, else with a line for each change."""
     console, one, last = Console(stderr=True), begun, ""
     try:
-        with console.status(escape(_headline(one))) as status:
+        with console.status(escape(visible(_headline(one)))) as status:
             while True:
                 line = _headline(one)
                 canary = one["canary"] or {}
                 errors = percent(canary.get("error_ratio"))
                 status.update(escape(f"{line}; {figure(canary.get('requests'))} requests, errors {errors}"))
                 if line != last and not console.is_terminal:
-                    typer.echo(line, err=True)
+                    say(line, err=True)
                 last = line
                 if one["status"] != OPEN:
                     return one

@@ -7,6 +7,7 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from gateway.cli.admin_client import visible
 from gateway.cli.show import add, percent, place, table
 
 POLICIES: Final = ("ordering", "cache", "on_store_down", "idempotency")
@@ -165,7 +166,7 @@ def _window_words(window: Mapping[str, Any]) -> str:
 def _value(value: object) -> str:
     if value is None:
         return "none"
-    text = json.dumps(value, ensure_ascii=False)
+    text = visible(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 

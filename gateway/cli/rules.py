@@ -22,6 +22,7 @@ from gateway.cli.admin_client import (
     admin_of,
     part,
     query,
+    say,
 )
 from gateway.cli.rule_files import RuleFile, read
 from gateway.cli.show import confirm, finish, show, show_json, warn
@@ -140,7 +141,7 @@ def check(
     else:
         _show_changes(found["changes"])
     for line in rule_words.dry_run_words(found["dry_run"]) if found.get("dry_run") else ():
-        typer.echo(line)
+        say(line)
 
 
 @app.command(
@@ -280,7 +281,7 @@ def _dry_run(admin: Admin, given: RuleFile, last: int, samples: Path | None) -> 
     except Refusal as refusal:
         if samples is not None or refusal.exit_code != EXIT_REFUSED:
             raise Failure(refusal.line, refusal.exit_code) from refusal
-        typer.echo(f"warning: not tried on requests: {refusal.document.get('detail', refusal.line)}", err=True)
+        say(f"warning: not tried on requests: {refusal.document.get('detail', refusal.line)}", err=True)
         return None
 
 

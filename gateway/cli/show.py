@@ -10,19 +10,21 @@ from typing import Any, Final
 import typer
 from rich import box
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure, say, visible
 
 NARROWEST: Final = 100  # columns
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_CONTROLS: Final = re.compile("[\x7f-\x9f]")
 _SPAN: Final = re.compile(r"(?:\d{1,9}[smhd])+")
 
 
 def show_json(document: object) -> None:
-    """As it is, for scripts."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """As it is, for scripts; what JSON would leave to a terminal to obey is escaped."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    typer.echo(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def table(*headings: str, title: str = "", right: Iterable[str] = ()) -> Table:
@@ -36,13 +38,18 @@ def table(*headings: str, title: str = "", right: Iterable[str] = ()) -> Table:
 
 def add(to: Table, *cells: object, style: str | None = None) -> None:
     """A row of plain texts; None and empty ones are `-`."""
-    to.add_row(*(escape("-" if cell in (None, "") else str(cell)) for cell in cells), style=style)
+    to.add_row(*(_plain("-" if cell in (None, "") else cell) for cell in cells), style=style)
+
+
+def _plain(cell: object) -> Text:
+    """As it is: in Rich's own texts brackets and colons mean something."""
+    return Text(visible(str(cell)))
 
 
 def show(shown: RenderableType) -> None:
     """On the terminal, as wide as it is; one that is narrower than any table breaks the lines itself."""
-    if isinstance(shown, str):  # as it is: in Rich's own texts brackets mean something
-        typer.echo(shown)
+    if isinstance(shown, str):
+        say(shown)
     else:
         Console(width=max(Console().width, NARROWEST)).print(shown)
 
@@ -54,7 +61,7 @@ def fields(named: Mapping[str, object]) -> Table:
     made.add_column(overflow="fold")
     for name, value in named.items():
         if value not in (None, "", [], {}):
-            made.add_row(escape(name), escape(str(value)))
+            made.add_row(_plain(name), _plain(value))
     return made
 
 
@@ -123,7 +130,7 @@ def confirm(question: str, *, yes: bool) -> None:
 def warn(document: Mapping[str, Any]) -> None:
     """What to mind, on stderr."""
     for warning in document.get("warnings") or ():
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
 
 
 def finish(changed: Mapping[str, Any], saved: str, *, quiet: bool = False) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, admin_of
+from gateway.cli.show import add
 
 app = typer.Typer()
 
@@ -94,7 +95,7 @@ def _show(items: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
         words = heading.replace(" ", "\n")  # names are folded, figures never cut
         table.add_column(words, justify="right", no_wrap=True, footer=_figure(count, totals[count]))
     for item in items:
-        table.add_row(*(item[name] for name in names), *(_figure(count, item[count]) for count in COUNTS))
+        add(table, *(item[name] for name in names), *(_figure(count, item[count]) for count in COUNTS))
     Console(width=max(Console().width, NARROWEST)).print(table)
 
 
