@@ -350,6 +350,18 @@ async def test_dry_runs_come_one_after_the_other(admin, monkeypatch):
     assert (await admin.post("/rules/dry-run", json=body)).status_code == 200
 
 
+async def test_a_note_is_one_line_that_orders_nothing(admin):
+    said = "line\nrule 'x': all well\x1b[2J\u202e"
+    revision = (await admin.get("/rules")).json()["revision"]
+    await admin.put("/rules", json={"rules": RULES, "revision": revision, "note": said})
+    switch = {"action": "block", "scope": {"task": "chat"}, "reason": said, "ttl_s": 60}
+    told = await admin.post("/switches", json=switch)
+    line = "line rule 'x': all well [2J"
+    assert told.json()["reason"] == line
+    assert (await admin.get("/rules/revisions")).json()["items"][0]["note"] == line
+    problem(await admin.post("/switches", json={**switch, "reason": "\x1b\n "}), 422, "invalid_input")
+
+
 @pytest.mark.parametrize(
     ("asked", "at"),
     [

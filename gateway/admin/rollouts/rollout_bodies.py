@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gateway.admin.access.auditing import cleaned
 from gateway.admin.instants import instant
 from gateway.admin.rollouts.rollout_run import Seen
 from gateway.core.rollouts.guarding import Conduct
@@ -28,7 +29,7 @@ def _ascending(steps: list[int]) -> list[int]:
 
 _Percent = Annotated[int, Field(ge=1, le=WHOLE)]
 _Steps = Annotated[list[_Percent], Field(min_length=1, max_length=MAX_STEPS), AfterValidator(_ascending)]
-_Note = Annotated[str, Field(max_length=MAX_NOTE)]
+_Note = Annotated[str, Field(max_length=MAX_NOTE), AfterValidator(cleaned)]
 
 
 class _Body(BaseModel):

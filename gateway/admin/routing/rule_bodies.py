@@ -4,8 +4,9 @@ import time
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
+from gateway.admin.access.auditing import cleaned
 from gateway.admin.routing.switch_bodies import AppliedOut, SwitchOut
 from gateway.core.rules import StickyBy, Strategy
 from gateway.core.rules.dry_run import Sample
@@ -19,7 +20,11 @@ MAX_HEADERS = 100
 MAX_COUNT = 2**53  # a whole number that every JSON reader takes
 FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9998, 1, 1, tzinfo=UTC)  # so that every time zone has it
 
-Note = Annotated[str, Field(max_length=MAX_NOTE, description="why; instead of the header X-Change-Reason")]
+Note = Annotated[
+    str,
+    Field(max_length=MAX_NOTE, description="why, on one line; instead of the header X-Change-Reason"),
+    AfterValidator(cleaned),
+]
 _Word = Annotated[str, Field(max_length=MAX_WORD)]
 
 

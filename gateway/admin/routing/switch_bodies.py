@@ -2,14 +2,21 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from gateway.admin.access.auditing import cleaned
 from gateway.admin.instants import instant
 from gateway.core.switches import Action, Switch
 
 MAX_TTL_S = 7 * 86_400
 MAX_REASON = 500
 MAX_NAME = 200
+
+
+def _said(reason: str) -> str:
+    if not (line := cleaned(reason)):
+        raise ValueError("must say why")
+    return line
 
 
 class _Body(BaseModel):
@@ -24,7 +31,7 @@ class SwitchIn(_Body):
         description='`{"everything": true}`, or one of tenant, key, task, model, backend, replica with its name'
     )
     value: str = Field("", max_length=MAX_NAME, description="the backend of `force_backend`")
-    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON)]
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON), AfterValidator(_said)]
     ttl_s: int = Field(ge=1, le=MAX_TTL_S, description="after so many seconds it ends by itself")
 
 
