@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.admin.access import failures
+from gateway.admin.access import door, failures
 from gateway.admin.access.entry import AdminKey, Entry
 from gateway.admin.access.failures import MAX_ADDRESSES, MAX_FAILURES, WINDOW_S, Counts, network
+from gateway.stores.control.audit import RedisAuditLog
 from tests.kit.admin_plane import KEYS, SECRETS, bearing, client, logged_in, whole_app
 
 pytest_plugins = ["tests.kit.redis"]
@@ -131,6 +132,21 @@ async def test_a_long_key_and_a_log_in_are_never_kept_out_by_others(app):
         assert (await browser.get("/session")).status_code == 200
         async with bearing(app, SECRETS["operator"]) as script:
             assert (await script.get("/session")).status_code == 200
+
+
+async def test_nobody_fills_redis_and_the_audit_log_with_log_ins(redis_client, redis_prefix, app, monkeypatch):
+    monkeypatch.setattr(door, "MAX_LOG_INS", 2)
+    async with client(app) as http:
+        answers = [await http.post("/session", json={"token": SECRETS["viewer"]}) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+        assert 0 < int(answers[-1].headers["retry-after"]) <= 60
+        assert (await http.get("/session")).status_code == 200  # the last log-in goes on
+        assert (await http.post("/session", json={"token": SECRETS["operator"]})).status_code == 200
+    async with bearing(app, SECRETS["viewer"]) as http:
+        for _ in range(3):
+            assert (await http.delete("/session")).status_code == 204  # there is none to end
+    entries = [entry.action async for entry in RedisAuditLog(redis_client, redis_prefix).all()]
+    assert entries == ["session.begin", "session.begin", "session.refused", "session.begin"]
 
 
 async def test_whoever_shows_nothing_has_not_failed(app):

@@ -101,6 +101,8 @@ class Audited:
 
     async def _write(self, outcome: str) -> None:
         self._is_written = True
+        if self._visit.is_read_only:  # as it turned out
+            return
         self._visit.reason = cleaned(self._visit.reason or _reason_in(self._body))
         await self._auditing.write(self._visit, outcome)
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.admin.access.actors import STATE, Actor, Visit, visit_of
 from gateway.admin.access.auditing import MAX_REASON, REFUSALS, Audited, Auditing, cleaned
 from gateway.admin.access.entry import Entry
-from gateway.admin.access.failures import LONG_TOKEN, MAX_FAILURES, Counts, network
+from gateway.admin.access.failures import LONG_TOKEN, MAX_FAILURES, MAX_LOG_INS, Counts, network
 from gateway.admin.access.roles import PREFIX, SAFE, Permit, is_enough, permit
 from gateway.admin.problems import problem
 from gateway.admin_ports import AuditLog, Session, Sessions
@@ -55,6 +55,7 @@ class Guard:
         self.entry = entry
         self.sessions = sessions
         self._failures = Counts()
+        self._log_ins = Counts()
 
     async def by_token(self, token: bytes, *, address: str) -> Actor:
         """Who bears it. Ten failures of an address within a minute, and short tokens from it are not looked at.
@@ -73,6 +74,14 @@ class Guard:
             if wait_s > 0:
                 raise _too_many(wait_s) from None
             raise
+
+    def count_log_in(self, actor: Actor) -> None:
+        """Raise `RateLimited` where it is one too many of an actor's within a minute."""
+        now_s = time.monotonic()
+        wait_s = self._log_ins.left_s(actor.id, now_s, most=MAX_LOG_INS)
+        if wait_s > 0:
+            raise RateLimited("too many log-ins of this actor: wait", retry_after_us=round(wait_s * 1e6))
+        self._log_ins.add(actor.id, now_s)
 
     async def visit(self, connection: HTTPConnection) -> Visit:
         """Who asks, by a bearer token or else by a log-in. Raises as `by_token` does."""

@@ -7,6 +7,7 @@ from typing import Final
 WINDOW_S: Final = 60.0
 MAX_FAILURES: Final = 10
 MAX_ADDRESSES: Final = 10_000  # remembered at once; of more the ones that were seen the longest ago are forgotten
+MAX_LOG_INS: Final = 60  # of one actor: Redis keeps each until it ends, and the audit log for good
 MAX_AUDITED: Final = 200  # refusals a minute that are written down, of all addresses together
 LONG_TOKEN: Final = 32
 """Bytes of a token that nobody finds by trying: one of so many is looked at, whoever else fails from its address."""
