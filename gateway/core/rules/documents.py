@@ -19,6 +19,7 @@ from gateway.core.rules.fields import (
     flag_at,
     mapping_at,
     name_at,
+    names_secret,
     number_at,
     only_known,
 )
@@ -188,6 +189,8 @@ def _parameters(entry: object, at: str) -> Mapping[str, Any]:
     for name in fields:
         if name in OURS:
             raise RuleError(f"{at}.{name}: is not a target's to set")
+        if names_secret(name) and fields[name] is not None:
+            raise RuleError(f"{at}.{name}: holds a secret, which no rule may; a backend has its own in `api_key_env`")
     try:
         text = json.dumps(fields, allow_nan=False)
         written: Mapping[str, Any] = json.loads(text)  # with texts as names: YAML has numbers too, as in `logit_bias`

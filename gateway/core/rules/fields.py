@@ -6,6 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_SECRETS: Final = (
+    *("authorization", "cookie", "token", "secret", "password", "passwd", "credential", "credentials", "jwt"),
+    *("apikey", "api-key", "access-key", "secret-key", "subscription-key"),
+)
+"""How names of what holds a secret end."""
 _Choice = TypeVar("_Choice", bound=str)
 
 
@@ -32,6 +37,11 @@ def name_at(value: object, at: str) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise RuleError(f"{at}: must be a name of letters, digits and . _ : / - (at most 128)")
     return value
+
+
+def names_secret(name: str) -> bool:
+    """Whether what has this name is a secret by it. Rules, and what they match on, are shown to all who may look."""
+    return name.lower().replace("_", "-").endswith(_SECRETS)
 
 
 def count_at(value: object, most: int, at: str, *, least: int = 0) -> int:

@@ -14,6 +14,7 @@ from gateway.core.rules.fields import (
     list_at,
     mapping_at,
     name_at,
+    names_secret,
     only_known,
 )
 from gateway.core.rules.rule import ANY, Match, TimeWindow
@@ -24,7 +25,8 @@ MAX_HEADERS: Final = 8
 MAX_TIMES: Final = 16
 MAX_HEADER_VALUE: Final = 256
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-SECRET_HEADERS: Final = frozenset(("authorization", "x-api-key", "cookie", "proxy-authorization"))
+WEBSOCKET_KEY: Final = "sec-websocket-protocol"
+"""Where a browser's key stands on a WebSocket."""
 _BOUNDS: Final = {
     "min_input_tokens": MAX_TOKENS,
     "max_input_tokens": MAX_TOKENS,
@@ -91,7 +93,7 @@ def _headers(entry: object, at: str) -> Mapping[str, str]:
         low = name.lower()
         if not _HEADER.fullmatch(low):
             raise RuleError(f"{at}: {name[:64]!r} is not the name of a header")
-        if low in SECRET_HEADERS:
+        if low == WEBSOCKET_KEY or names_secret(low):
             raise RuleError(f"{at}.{low}: holds a secret, which no rule may; match the key by its id")
         if isinstance(value, bool | int | float):
             raise RuleError(f'{at}.{low}: must be a text: "{str(value).lower()}"')

@@ -114,6 +114,10 @@ def refusals(made) -> list[str]:
         ([rule(split=[{**C, "context_tokens": -1}])], "rule 'r': split[0].context_tokens: must be a whole number"),
         ([rule(split=[{**C, "parameters": []}])], "rule 'r': split[0].parameters: must be a mapping"),
         ([rule(split=[{**C, "parameters": {"model": "x"}}])], "rule 'r': split[0].parameters.model: is not a target's"),
+        (
+            [rule(split=[{**C, "parameters": {"api_key": "x"}}])],
+            "rule 'r': split[0].parameters.api_key: holds a secret",
+        ),
         ([rule(split=[{**C, "parameters": {"x": {1, 2}}}])], "rule 'r': split[0].parameters: must be JSON"),
         ([rule(split=[{**C, "parameters": {"x": float("nan")}}])], "rule 'r': split[0].parameters: must be JSON"),
         ([rule(split=[{**C, "parameters": {"x": 2**64}}])], "rule 'r': split[0].parameters: must be JSON"),

@@ -133,6 +133,27 @@ def test_a_refusal_names_the_field(fields: dict[str, Any], text: str):
     assert str(refused.value).startswith(f"rule 'r': {text}")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X-Api-Key", "api-key", "apikey", "x-goog-api-key", "cookie", "set-cookie", "proxy-authorization"),
+        *("sec-websocket-protocol", "x-auth-token", "x-amz-security-token", "x-csrf-token", "client_secret", "x-jwt"),
+    ],
+)
+def test_no_rule_matches_on_a_secret(name):
+    """The request log keeps what rules match on; of browsers' WebSockets a key stands among the protocols."""
+    with pytest.raises(RuleError, match="holds a secret"):
+        parse_rules([{"name": "r", "match": {"headers": {name: "x*"}}, "split": [TARGET]}])
+
+
+def test_what_is_no_secret_may_be_matched_on_and_set():
+    names = ("x-beta", "x-max-tokens", "idempotency-key", "x-routing-key", "user-agent")
+    for name in names:
+        parse_rules([{"name": "r", "match": {"headers": {name: "x*"}}, "split": [TARGET]}])
+    fields = {"max_tokens": 5, "stop_token_ids": [1], "logit_bias": {"token": 1}, "api_key": None}
+    parse_rules([{"name": "r", "match": {}, "split": [{**TARGET, "parameters": fields}]}])
+
+
 def test_a_bare_time_in_yaml_is_a_number_of_minutes():
     (read,) = parse_rules([{"name": "r", "match": {"times": [{"from": 1050, "to": "18:00"}]}, "split": [TARGET]}])
     assert read.match.times[0].from_min == 17 * 60 + 30
