@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +71,7 @@ class Admin:
     """The control plane: one call, and its answer or the end of the command."""
 
     url: str
-    token: str
+    token: str = field(repr=False)
 
     def call(self, method: str, path: str, **asked: Any) -> dict[str, Any]:
         """As `ask`, but every other end than an answer is the command's."""

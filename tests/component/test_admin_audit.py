@@ -162,6 +162,15 @@ async def test_who_may_not_is_written_once_a_minute(app, log):
     ]
 
 
+async def test_a_path_orders_nothing_where_the_log_is_shown(app, log):
+    async with bearing(app, SECRETS["viewer"]) as http:
+        assert (await http.patch("/rules/%C2%9b2J%1b%5b31m", json={})).status_code == 403
+    async with bearing(app, SECRETS["operator"]) as http:
+        assert (await http.post("/nowhere%0a%E2%80%AEx", json={})).status_code == 403
+    told = [(entry.action, entry.target) async for entry in log.all()]
+    assert told == [("rules.change", "2J [31m"), ("POST /admin/v1/nowhere  x", "")]
+
+
 async def test_a_flood_from_everywhere_does_not_fill_the_log():
     kept: list[AuditEntry] = []
 

@@ -43,10 +43,10 @@ class Auditing:
             AuditEntry(
                 actor=actor.id,
                 role=actor.role if actor.id else "",
-                action=visit.action,
+                action=cleaned(visit.action),
                 at_ms=time.time_ns() // 1_000_000,
                 outcome=outcome,
-                target=visit.target[:200],
+                target=cleaned(visit.target)[:200],
                 before=_bounded(visit.before),
                 after=_bounded(visit.after),
                 reason=visit.reason,
@@ -107,9 +107,9 @@ class Audited:
         await self._auditing.write(self._visit, outcome)
 
 
-def cleaned(reason: str) -> str:
-    """A reason on one line, cut to 500 characters."""
-    return "".join(c if c.isprintable() else " " for c in reason).strip()[:MAX_REASON]
+def cleaned(words: str) -> str:
+    """What somebody has written, such as a reason, on one line that orders nothing, cut to 500 characters."""
+    return "".join(c if c.isprintable() else " " for c in words).strip()[:MAX_REASON]
 
 
 def _reason_in(body: bytes) -> str:

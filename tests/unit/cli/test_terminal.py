@@ -48,6 +48,10 @@ def test_json_is_the_same_and_orders_nothing(capsys):
     assert not set("\x1b\x9b\x07\x7f\r") & set(out)
 
 
+def test_the_token_is_in_no_trace():
+    assert "SECRET" not in repr(Admin("http://127.0.0.1:1", "SECRET"))
+
+
 def told(names: str, **more) -> dict:
     return {**dict.fromkeys(names.split(), "x"), **more}
 
