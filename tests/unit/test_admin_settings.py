@@ -79,9 +79,20 @@ async def test_all_ways_in_are_opened(monkeypatch, caplog):
     assert [(one.id, one.role) for one in entry.keys] == [("admin", "admin"), ("ci", "operator"), ("env", "operator")]
     assert entry.oidc is not None
     assert entry.session_ttl_s == 60
-    assert [record.key for record in caplog.records] == ["lost"]
+    assert [record.key for record in caplog.records if "not set" in record.message] == ["lost"]
     assert (await entry.actor(b"another", address="")).id == "env"
     assert entry.key_of(b"") is None
+
+
+async def test_a_key_that_may_be_found_by_trying_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", "short-secret")
+    monkeypatch.setenv("LONG", "x" * 32)
+    monkeypatch.setenv("SHORT", "x" * 31)
+    keys = [{"id": name, "key_env": name.upper(), "role": "viewer"} for name in ("long", "short")]
+    await opened(keys=keys)
+    warned = [record.key for record in caplog.records if "short" in record.message]
+    assert warned == ["admin", "short"]
+    assert "short-secret" not in caplog.text
 
 
 @pytest.mark.parametrize("admin", [{}, {"keys": [key(key_sha256=None, key_env="NOT_SET")]}])

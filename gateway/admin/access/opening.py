@@ -1,12 +1,14 @@
 """The ways in that the configuration names, ready for use."""
 
 import logging
+import os
 import ssl
 from contextlib import AsyncExitStack
 
 import httpx
 
 from gateway.admin.access.entry import ONE_KEY, AdminKey, Entry
+from gateway.admin.access.failures import LONG_TOKEN
 from gateway.admin.access.issuer_keys import IssuerKeys
 from gateway.admin.access.oidc import Oidc
 from gateway.settings import ConfigError, Settings
@@ -29,8 +31,11 @@ def open_entry(settings: Settings, stack: AsyncExitStack) -> Entry:
 
 
 def _keys(settings: Settings) -> tuple[AdminKey, ...]:
-    keys = list(Entry.of_token(settings.server.admin_token()).keys)
+    token = settings.server.admin_token()
+    keys = list(Entry.of_token(token).keys)
+    _warn_of_short(ONE_KEY, token)
     for key in settings.admin.keys:
+        _warn_of_short(key.id, os.environ.get(key.key_env or "", ""))
         digest = key.digest()
         if digest is None:
             _log.warning(
@@ -41,6 +46,12 @@ def _keys(settings: Settings) -> tuple[AdminKey, ...]:
     if len({key.digest for key in keys}) < len(keys):
         raise ConfigError(f"admin.keys: two keys have the same secret (`{ONE_KEY}` is of server.admin_token_env)")
     return tuple(keys)
+
+
+def _warn_of_short(key_id: str, secret: str) -> None:
+    """Say so of a secret that many addresses together may find by trying, each as often as one may fail."""
+    if 0 < len(secret.encode()) < LONG_TOKEN:
+        _log.warning("admin key is short: make one of 32 random bytes", extra={"key": key_id})
 
 
 def _oidc(settings: OidcSettings, stack: AsyncExitStack) -> Oidc:
