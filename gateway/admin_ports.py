@@ -212,7 +212,7 @@ class RequestLog(Protocol):
         ...
 
     async def find(self, request_id: str) -> JsonObject | None:
-        """The newest of that id."""
+        """The newest of that id, or of the only one that begins so; a beginning has 8 characters at least."""
         ...
 
 

@@ -222,4 +222,5 @@ def _refusal(answer: httpx.Response, document: Mapping[str, Any] | None) -> str:
     if document is None or "detail" not in document:
         return f"refused: HTTP {answer.status_code}, not an answer of a control plane"
     again = answer.headers.get("retry-after", "") if answer.status_code == HTTPStatus.TOO_MANY_REQUESTS else ""
-    return f"refused: {document['detail']}" + (f"; again in {again} s" if again else "")
+    detail = str(document["detail"]).removeprefix("#/")  # a JSON pointer; people read the path
+    return f"refused: {detail}" + (f"; again in {again} s" if again else "")

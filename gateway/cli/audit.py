@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of
-from gateway.cli.show import add, clock, show, show_json, table
+from gateway.cli.show import add, show, show_json, table, when
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,7 +34,10 @@ def list_audit(
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
-    """Show the last entries, the newest first. With --json they have what was before and after too."""
+    """Show the last entries, the newest first: what was refused is red, with its code.
+
+    With --json they have what was before and after too.
+    """
     admin = admin_of(admin_url, admin_token)
     items = admin.items("/audit", limit, actor=actor, action=action, target=target)
     if as_json:
@@ -43,11 +46,12 @@ def list_audit(
     if not items:
         typer.echo("there are no such entries")
         return
-    shown = table("at (UTC)", "who", "from", "what", "target", "outcome", "why")
+    shown = table("at (UTC)", "who\nfrom", "what", "target", "why", whole=("at (UTC)",))
     for one in items:
-        who = f"{one['actor']} ({one['role']})"
-        cells = (one["from"], one["action"], one["target"], one["outcome"], one["reason"])
-        add(shown, clock(one["at"]), who, *cells, style=None if one["outcome"] == "ok" else "red")
+        is_done = one["outcome"] == "ok"
+        who = "\n".join(word for word in (f"{one['actor']} ({one['role']})", one["from"]) if word)
+        what = one["action"] if is_done else f"{one['action']}\n{one['outcome']}"
+        add(shown, when(one["at"]), who, what, one["target"], one["reason"], style=None if is_done else "red")
     show(shown)
 
 

@@ -26,12 +26,17 @@ def list_backends(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
     if as_json:
         show_json(found)
         return
-    headings = ("backend", "kind", "server", "state", "in flight", "waiting", "engine", "switches")
-    shown = table(*headings, right=("in flight", "waiting"))
+    headings = ("backend", "server", "state", "in\nflight", "waiting", "switches")
+    shown = table(*headings, right=("in\nflight", "waiting"), whole=("backend",))
+    without: dict[str, list[str]] = {}
     for one in found["items"]:
+        if not one["replicas"]:
+            without.setdefault(one["detail"] or "no server", []).append(one["backend"])
         for row, is_open in _rows(one):
             add(shown, *row, style=None if is_open else "red")
     show(shown)
+    for why, names in without.items():
+        typer.echo(f"{', '.join(names)}: {why}")
 
 
 @app.command(
@@ -110,34 +115,32 @@ def _show_workers(items: Sequence[Mapping[str, Any]], behind: Sequence[str]) -> 
 
 def _rows(one: Mapping[str, Any]) -> Iterator[tuple[list[str], bool]]:
     """A row for each server of a backend, and whether requests go there."""
-    servers: Sequence[Mapping[str, Any]] = one["replicas"] or ({},)
+    servers: Sequence[Mapping[str, Any]] = one["replicas"]
     for i, server in enumerate(servers):
-        waiting = figure(server.get("waiting"))
+        waiting = figure(server["waiting"])
         if len(servers) > 1:  # they have one queue
             waiting = f"{figure(one['waiting'])} in all" if i == 0 else ""
-        engine = server.get("engine")
+        engine = server["engine"]
+        name, kind = one["backend"], one["kind"]
+        state = f"{_state(server)}\n{_engine_words(engine)}" if engine else _state(server)
         row = [
-            one["backend"],
-            one["kind"],
-            server.get("replica", ""),
-            _state(one, server),
-            figure(server.get("in_flight")),
+            name if name == kind else f"{name} ({kind})",
+            server["replica"],
+            state,
+            figure(server["in_flight"]),
             waiting,
-            _engine_words(engine) if engine else "",
-            ", ".join(server.get("switches", ())),
+            ", ".join(server["switches"]),
         ]
-        yield row, server.get("live", False)
+        yield row, server["live"]
 
 
-def _state(one: Mapping[str, Any], server: Mapping[str, Any]) -> str:
-    """What keeps requests away from a server, else how it is."""
-    if not server:
-        return one["detail"] or "has no server"
-    if reasons := [*server["shut"], *([server["error"]] if server["error"] else [])]:
-        return "; ".join(reasons)
-    if not server["live"]:
-        return "not live"
-    return "live" if server["latency_ms"] is None else f"live, {server['latency_ms']:.1f} ms"
+def _state(server: Mapping[str, Any]) -> str:
+    """How a server is, and what is kept away from it."""
+    how = "live" if server["live"] else "" if server["error"] else "not live"
+    if server["live"] and server["latency_ms"] is not None:
+        how += f", {server['latency_ms']:.1f} ms"
+    # What is shut is often one model alone: the others are served there.
+    return "\n".join(words for words in (how, server["error"], *server["shut"]) if words)
 
 
 def _engine_words(engine: Mapping[str, Any]) -> str:

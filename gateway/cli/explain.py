@@ -76,7 +76,8 @@ def show_explained(found: Mapping[str, Any]) -> None:
     rule = f"rule '{found['rule']}'" if found["rule"] else "no rule"
     show(f"{rule}, by rules revision {found['revision']} and switches revision {found['switches_revision']}")
     if found["refused"]:
-        show(f"refused: {found['refused']}")
+        why = found["refused"]
+        show(why if why.startswith("refused") else f"refused: {why}")
     rules = table("rule", "takes it", "why")
     for one in found["rules"]:
         add(
@@ -102,7 +103,8 @@ def show_explained(found: Mapping[str, Any]) -> None:
 
 def _candidates(candidates: Sequence[Mapping[str, Any]]) -> Table:
     shown = table("rank", "place", "stands in", "score", "reason", title="candidates", right=("rank",))
-    for one in candidates:
+    ranked = [one for one in candidates if one["rank"] is not None]
+    for one in sorted(ranked, key=lambda one: one["rank"]) + [one for one in candidates if one["rank"] is None]:
         colour = "green" if one["taken"] else "dim" if one["rank"] is None else None
         add(shown, one["rank"], one["place"], one["side"], one["score"], one["reason"], style=colour)
     return shown

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, Reason, admin_of, say
-from gateway.cli.show import add
+from gateway.cli.show import add, fields, table
+from gateway.cli.show import show as show_table
 
 app = typer.Typer(help="Make, show and change API keys; all workers follow within a second.", no_args_is_help=True)
 
@@ -213,23 +212,18 @@ def _one(key: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(key, indent=2))
         return
-    table = Table(show_header=False, box=None)
-    for name, value in key.items():
-        add(table, name, _words(name, value))
-    Console().print(table)
+    show_table(fields({name: _words(name, value) for name, value in key.items()}))
 
 
 def _show(items: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="keys", title_justify="left")
-    for heading in ("id", "tenant", "name", "may", "limits", "state"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "id")  # ids are copied out of here
+    shown = table("id", "tenant", "name", "may", "limits", "state", whole=("id",))  # ids are copied out of here
     for key in items:
         may = ", ".join(key["scopes"]) or "all tasks"
         if key["priority"] == "batch":
             may += ", batch only"
         cells = (key["id"], key["tenant"], key["name"], may, _words("limits", key["limits"]), _state(key))
-        add(table, *cells)
-    Console().print(table)
+        add(shown, *cells)
+    show_table(shown)
 
 
 def _state(key: Mapping[str, Any]) -> str:

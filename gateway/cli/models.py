@@ -8,10 +8,8 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from gateway.cli import models_plan, version_folder
 from gateway.cli.admin_client import (
@@ -26,7 +24,7 @@ from gateway.cli.admin_client import (
     admin_of,
     say,
 )
-from gateway.cli.show import add, show_json
+from gateway.cli.show import add, show, show_json, table
 from gateway.cli.version_folder import FolderRefused, Placement
 
 POLL_S = 0.25
@@ -62,12 +60,12 @@ def list_models(
     if as_json:
         show_json(found)
         return
-    table = _table("model", "backend", "server", "versions")
+    shown = table("model", "backend", "server", "versions")
     for model in found["items"]:
         for replica in model["replicas"]:
             states = "\n".join(f"{one['version']} {one['state']}" for one in replica["versions"])
-            add(table, model["model"], model["backend"], replica["replica"], replica["error"] or states)
-    Console().print(table)
+            add(shown, model["model"], model["backend"], replica["replica"], replica["error"] or states)
+    show(shown)
     _tell_unreachable(found)
 
 
@@ -84,17 +82,18 @@ def stats(
     if as_json:
         show_json(found)
         return
-    table = _table("model", "server", "version", "requests", "failed", "mean batch", "queue ms", "compute ms")
+    headings = ("version", "requests", "failed", "mean\nbatch", "queue\nms", "compute\nms")
+    shown = table("model", "server", *headings, right=headings)
     for one in found["items"]:
         for figures in one["figures"]:
             compute_us = sum(figures[f"compute_{part}_us"] for part in ("input", "infer", "output"))
             add(
-                table,
+                shown,
                 *(one["model"], figures["replica"] or one["backend"], figures["version"]),
                 *(str(figures["requests"]), str(figures["failures"]), f"{figures['mean_batch_size']:g}"),
                 *(f"{figures['queue_us'] / 1000:.2f}", f"{compute_us / 1000:.2f}"),
             )
-    Console().print(table)
+    show(shown)
     _tell_unreachable(found)
 
 
@@ -219,12 +218,14 @@ def deploys(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminT
     if as_json:
         show_json(found)
         return
-    table = _table("deploy", "model", "from", "to", "state", "callers", "reason")
+    if not found["items"]:
+        typer.echo("no deploy is known")
+        return
+    shown = table("deploy", "model", "from", "to", "state", "callers", "reason", right=("from", "to", "callers"))
     for one in found["items"]:
         state = one["status"] if one["status"] in ENDED else f"{one['status']}: {one['step']}"
-        row = (one["id"], one["model"], one["old"], one["new"], state, f"{one['weight']} %", one["reason"])
-        add(table, *row)
-    Console().print(table)
+        add(shown, one["id"], one["model"], one["old"], one["new"], state, f"{one['weight']} %", one["reason"])
+    show(shown)
 
 
 def _last(admin: Admin, model: str) -> Mapping[str, Any]:
@@ -365,13 +366,6 @@ def _shares(before: Mapping[str, int], now: Mapping[str, int], versions: Sequenc
 
 def _path(model: str) -> str:
     return f"/models/{quote(model, safe='')}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
 
 
 def _tell_unreachable(found: Mapping[str, Any]) -> None:

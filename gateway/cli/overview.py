@@ -98,7 +98,7 @@ def _page(found: Mapping[str, Any], fault: str = "") -> RenderableType:
         parts.append(Text(f"requests {_bars([point['requests'] for point in points])}"))
         errors = [point["errors"] for point in points]
         parts.append(Text(f"errors   {_bars(errors)}", style="red" if any(errors) else "dim"))
-    shown = table("task", "rule", "place", *_COLUMNS, right=_COLUMNS)
+    shown = table("task\nrule", "place", *_COLUMNS, right=_COLUMNS)
     for one in found["by"]:
         ratio = one["errors"] / one["requests"] if one["requests"] else None
         at = (
@@ -106,11 +106,11 @@ def _page(found: Mapping[str, Any], fault: str = "") -> RenderableType:
         )
         cells = (percent(ratio), figure(one["failed_attempts"]), _ms(one["p50_ms"]), _ms(one["p99_ms"]))
         style = "red" if one["errors"] else None
-        add(shown, one["task"], one["rule"], at, figure(one["requests"]), *cells, style=style)
+        add(shown, f"{one['task']}\n{one['rule'] or '-'}", at, figure(one["requests"]), *cells, style=style)
     return Group(*parts, shown if found["by"] else Text("no request has ended in this time"))
 
 
-_COLUMNS: Final = ("requests", "errors", "failed attempts", "p50 ms", "p99 ms")
+_COLUMNS: Final = ("requests", "errors", "failed\nattempts", "p50 ms", "p99 ms")
 
 
 def _totals(found: Mapping[str, Any]) -> RenderableType:

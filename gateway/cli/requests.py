@@ -1,5 +1,6 @@
 """`gateway requests`: the last requests of all workers, and what became of each."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -7,7 +8,7 @@ import typer
 from rich.table import Table
 
 from gateway.cli.admin_client import AdminToken, AdminUrl, Json, admin_of, part
-from gateway.cli.show import add, fields, figure, instant, show, show_json, table
+from gateway.cli.show import add, fields, figure, instant, show, show_json, table, when
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,6 +16,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 refused, 2 usage, 3 no control plane.",
 )
 MAX_SHOWN = 10_000
+SHORT: Final = 8
+_OWN_ID: Final = re.compile("[0-9a-f]{32}")
 
 
 @app.command(
@@ -34,7 +37,7 @@ def list_requests(
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
 ) -> None:
-    """Show the last requests, the newest first."""
+    """Show the last requests, the newest first: ids shortened, places without their server; `show` has all of it."""
     admin = admin_of(admin_url, admin_token)
     items = admin.items("/requests", limit, task=task, tenant=tenant, code=code, rule=rule, backend=backend)
     if as_json:
@@ -43,17 +46,19 @@ def list_requests(
     if not items:
         typer.echo("no such request is recorded")
         return
-    headings = ("at (UTC)", "id", "task", "tenant", "rule", "place", "end", "ms")
-    shown = table(*headings, right=("ms",))
+    headings = ("at (UTC)", "id", "tenant", "task\nrule", "place", "end", "ms")
+    shown = table(*headings, right=("ms",), whole=("at (UTC)", "id"))
     for one in items:
-        cells = (one["task"], one["tenant"], one["rule"], one["place"], _end(one), figure(one["total_ms"]))
-        add(shown, instant(one["at_ms"]), one["id"], *cells, style="red" if _is_bad(one) else None)
+        place, _, _ = one["place"].partition("@")
+        of = f"{one['task']}\n{one['rule'] or '-'}"
+        cells = (one["tenant"], of, place, _end(one), figure(one["total_ms"]))
+        add(shown, when(one["at_ms"]), _short(one["id"]), *cells, style="red" if _is_bad(one) else None)
     show(shown)
 
 
 @app.command("show", epilog="Example: gateway requests show 01J9ZQ6T7M8N")
 def show_request(
-    request_id: Annotated[str, typer.Argument(metavar="ID", help="Its x-request-id.")],
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="Its x-request-id, or how that begins.")],
     as_json: Json = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
@@ -96,6 +101,11 @@ _TOLD: Final = frozenset(("at_ms", "status", "code", "candidates", "why", "usage
 
 def _is_bad(one: Mapping[str, Any]) -> bool:
     return int(one["status"]) >= 400  # noqa: PLR2004 - HTTP's errors begin there
+
+
+def _short(request_id: str) -> str:
+    """The beginning of an id that the gateway has made, which is enough to ask for it; one of a caller as it is."""
+    return request_id[:SHORT] if _OWN_ID.fullmatch(request_id) else request_id
 
 
 def _end(one: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ from gateway.cli.show import (
     show,
     show_json,
     table,
+    when,
 )
 
 POLL_S: Final = 0.5
@@ -130,12 +131,12 @@ def list_rollouts(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
     if not items:
         typer.echo("no rollout is known")
         return
-    shown = table("id", "rule", "to", "share", "state", "next (UTC)", "by", "why", right=("share",))
+    shown = table("id", "rule\nto", "state", "by", "why", whole=("id", "state"))
     for one in items:
-        state = f"{one['status'].replace('_', ' ')}{', held' if one['held'] else ''}"
+        state = f"{one['status'].replace('_', ' ')}, {one['percent']:g} %"
+        state += "\nheld" if one["held"] else f"\nnext {when(one['next_at'])}" if one["next_at"] else ""
         why = one["held"] or one["reason"] or one["note"]
-        share = f"{one['percent']:g} %"
-        add(shown, one["id"], one["rule"], place(one["target"]), share, state, clock(one["next_at"]), one["actor"], why)
+        add(shown, one["id"], f"{one['rule']}\n{place(one['target'])}", state, one["actor"], why)
     show(shown)
 
 

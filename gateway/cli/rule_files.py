@@ -40,8 +40,9 @@ def read(file: str) -> RuleFile:
         raise Failure(f"{name}: cannot be read", EXIT_USAGE) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise Failure(f"{name}{where}: not valid YAML", EXIT_USAGE) from error
+        where = f":{mark.line + 1}" if mark else ""
+        why = getattr(error, "problem", None)
+        raise Failure(f"{name}{where}: not valid YAML{f': {why}' if why else ''}", EXIT_USAGE) from error
     is_whole = isinstance(document, Mapping)
     rules = document.get("rules") if isinstance(document, Mapping) else document
     if not isinstance(rules, list):

@@ -24,16 +24,15 @@ _TIMES: Final = {"max_p99_ms": "p99", "max_first_token_ms": "first token"}
 
 def rules_table(rules: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Every rule with what it takes, where that goes, and what is held to."""
-    shown = table("rule", "takes", "split", "fallback", "also", "on", title=title)
+    shown = table("rule", "takes", "split", "fallback", "also", title=title)
     for rule in rules:
         add(
             shown,
-            rule["name"],
+            rule["name"] if rule["enabled"] else f"{rule['name']}\n(off)",
             match_words(rule["match"]),
             _split(rule),
             "\n".join(place(target) for target in rule["fallback"]),
             "\n".join(_also(rule)),
-            "yes" if rule["enabled"] else "no",
             style=None if rule["enabled"] else "dim",
         )
     return shown

@@ -25,7 +25,7 @@ from gateway.cli.admin_client import (
     say,
 )
 from gateway.cli.rule_files import RuleFile, read
-from gateway.cli.show import confirm, finish, show, show_json, warn
+from gateway.cli.show import clock, confirm, finish, show, show_json, warn
 
 EXIT_DIFFERENT = 1  # of `diff`, as of diff(1), which has 2 for trouble
 EXIT_TROUBLE = 2
@@ -57,7 +57,8 @@ def get(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken
     show(rule_words.rules_table(current["rules"], f"rules, revision {current['revision']}"))
     if frozen := current.get("frozen"):
         typer.echo(
-            f"changes are frozen until {frozen['expires_at']} by {frozen['owner']}: {frozen['reason']}", err=True
+            f"changes are frozen until {clock(frozen['expires_at'])} UTC by {frozen['owner']}: {frozen['reason']}",
+            err=True,
         )
 
 
@@ -255,7 +256,7 @@ def _put(admin: Admin, given: RuleFile, note: str, revision: int) -> dict[str, A
         meanwhile = refusal.document.get("changes")
         if refusal.document.get("status") == HTTPStatus.PRECONDITION_FAILED and meanwhile:
             typer.echo(f"changed meanwhile, since revision {revision}:", err=True)
-            Console(stderr=True).print(rule_words.changes_text(meanwhile))
+            Console(stderr=True).print(rule_words.changes_text(meanwhile), soft_wrap=True)
         raise Failure(_lined(refusal, given).line, refusal.exit_code) from refusal
 
 

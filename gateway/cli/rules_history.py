@@ -18,9 +18,11 @@ from gateway.cli.admin_client import (
     query,
 )
 from gateway.cli.rule_files import written
-from gateway.cli.show import add, clock, confirm, fields, finish, show, show_json, table, warn
+from gateway.cli.show import add, clock, confirm, fields, finish, show, show_json, table, warn, when
 
 app = typer.Typer()
+
+_WHOLE = ("", "at (UTC)", "what")
 
 Kept = Annotated[int, typer.Argument(metavar="REVISION", min=0, help="One of `gateway rules history`.")]
 
@@ -37,10 +39,10 @@ def history(
     if as_json:
         show_json({"items": items})
         return
-    shown = table("revision", "", "at (UTC)", "by", "what", "rules", "note", right=("revision", "rules"))
+    shown = table("revision", "", "at (UTC)", "by", "what", "rules", "note", right=("revision", "rules"), whole=_WHOLE)
     for one in items:
         there = "in force" if one["in_force"] else " "
-        add(shown, one["revision"], there, clock(one["at"]), one["by"], one["action"], one["rules"], one["note"])
+        add(shown, one["revision"], there, when(one["at"]), one["by"], one["action"], one["rules"], one["note"])
     show(shown)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.admin_client import AdminToken, AdminUrl, Json, Reason, admin_of, part
-from gateway.cli.show import add, clock, confirm, figure, percent, show, show_json, table
+from gateway.cli.show import add, confirm, figure, percent, show, show_json, table, when
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,21 +28,20 @@ def list_shadows(as_json: Json = False, admin_url: AdminUrl = "", admin_token: A
     if not items:
         typer.echo("nothing was sent to a shadow yet")
         return
-    headings = ("compared", "agree", "likeness", "failed", "skipped", "ms", "USD")
-    shown = table("rule", "answered by, shadow", *headings, "since (UTC)", right=headings)
+    headings = ("compared", "agree", "alike\np10", "failed\nskipped", "more ms\nmore USD")
+    shown = table("rule", "answered by\nshadow", *headings, "since (UTC)", right=headings)
     for one in items:
+        why = f" ({one['last_failure']})" if one["last_failure"] else ""
         add(
             shown,
             one["rule"],
-            f"{one['place']}\n{one['shadow']}",
+            f"{one['place']}\n{one['shadow']}{why}",
             f"{figure(one['compared'])}\nof {figure(one['sent'])}",
             percent(one["agreement"]),
-            f"{figure(one['similarity_mean'], digits=3)}\np10 {figure(one['similarity_p10'], digits=3)}",
-            f"{figure(one['failed'])}\n{one['last_failure'] or ''}",
-            figure(one["skipped"]),
-            _delta(one["latency_delta_ms"], 1),
-            _delta(one["cost_delta_usd"], 6),
-            clock(one["since"]).replace(" ", "\n"),
+            f"{figure(one['similarity_mean'], digits=3)}\n{figure(one['similarity_p10'], digits=3)}",
+            f"{figure(one['failed'])}\n{figure(one['skipped'])}",
+            f"{_delta(one['latency_delta_ms'], 1)}\n{_delta(one['cost_delta_usd'], 6)}",
+            when(one["since"]),
         )
     show(shown)
 

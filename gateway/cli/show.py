@@ -1,6 +1,7 @@
 """What all commands of the control plane show in the same words: tables, times, how far a change has got, questions."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -9,13 +10,18 @@ from typing import Any, Final
 
 import typer
 from rich import box
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod, OverflowMethod, RenderableType
+from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure, say, visible
 
-NARROWEST: Final = 100  # columns
+NARROWEST: Final = 80  # columns
+ENDLESS: Final = 1000  # what goes into a file or another program is not folded: names can be looked for in it
+_WORD: Final = re.compile(r"\S+\s*")
+_AFTER_SIGN: Final = re.compile(r"(?<=[/@:_,-])(?=\S)|(?<=\.)(?=[^\s\d])")  # not within 4.1
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _CONTROLS: Final = re.compile("[\x7f-\x9f]")
 _SPAN: Final = re.compile(r"(?:\d{1,9}[smhd])+")
@@ -27,31 +33,69 @@ def show_json(document: object) -> None:
     typer.echo(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
-def table(*headings: str, title: str = "", right: Iterable[str] = ()) -> Table:
-    """An empty table; names in it are folded, figures never. `right`: the headings over figures."""
-    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def table(*headings: str, title: str = "", right: Iterable[str] = (), whole: Iterable[str] = ()) -> Table:
+    """An empty table; names in it are folded, figures never.
+
+    `right`: the headings over figures; `whole`: those over what is typed or read as a whole, such as ids.
+    """
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
         is_figure = heading in right
-        made.add_column(heading, overflow="fold", justify="right" if is_figure else "left", no_wrap=is_figure)
+        is_whole = is_figure or heading in whole
+        made.add_column(heading, overflow="fold", justify="right" if is_figure else "left", no_wrap=is_whole)
     return made
 
 
 def add(to: Table, *cells: object, style: str | None = None) -> None:
     """A row of plain texts; None and empty ones are `-`."""
-    to.add_row(*(_plain("-" if cell in (None, "") else cell) for cell in cells), style=style)
-
-
-def _plain(cell: object) -> Text:
-    """As it is: in Rich's own texts brackets and colons mean something."""
-    return Text(visible(str(cell)))
+    to.add_row(*(_Cell(visible("-" if cell in (None, "") else str(cell))) for cell in cells), style=style)
 
 
 def show(shown: RenderableType) -> None:
     """On the terminal, as wide as it is; one that is narrower than any table breaks the lines itself."""
-    if isinstance(shown, str):
+    if isinstance(shown, str):  # as it is: in Rich's own texts brackets mean something
         say(shown)
-    else:
-        Console(width=max(Console().width, NARROWEST)).print(shown)
+        return
+    console = Console()
+    is_endless = not console.is_terminal and "COLUMNS" not in os.environ
+    console = Console(width=ENDLESS if is_endless else max(console.width, NARROWEST))
+    console.print(shown, soft_wrap=isinstance(shown, Text))  # lines of text are the terminal's to break
+
+
+def folded(text: str, width: int) -> str:
+    """Lines of `width` at most where words allow it: a word that is longer than a line is broken after its signs."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        now = ""
+        for word in _WORD.findall(line):
+            fits = cell_len(word.rstrip()) <= width
+            for piece in (word,) if fits else _AFTER_SIGN.split(word):
+                if now and cell_len((now + piece).rstrip()) > width:
+                    lines.append(now.rstrip())
+                    now = ""
+                now += piece
+        lines.append(now.rstrip())
+    return "\n".join(lines)
+
+
+class _Cell(Text):
+    """A text that is broken as `folded` does it; Rich alone would break `text_embedding` wherever the line ends."""
+
+    def wrap(
+        self,
+        console: Console,
+        width: int,
+        *,
+        justify: JustifyMethod | None = None,
+        overflow: OverflowMethod | None = None,
+        tab_size: int = 8,
+        no_wrap: bool | None = None,
+    ) -> Lines:
+        """As Rich's own."""
+        plain = self.plain if no_wrap else folded(self.plain, width)
+        return Text(plain, style=self.style).wrap(
+            console, width, justify=justify, overflow=overflow, tab_size=tab_size, no_wrap=no_wrap
+        )
 
 
 def fields(named: Mapping[str, object]) -> Table:
@@ -61,7 +105,7 @@ def fields(named: Mapping[str, object]) -> Table:
     made.add_column(overflow="fold")
     for name, value in named.items():
         if value not in (None, "", [], {}):
-            made.add_row(_plain(name), _plain(value))
+            made.add_row(Text(visible(name)), _Cell(visible(str(value))))
     return made
 
 
@@ -88,6 +132,13 @@ def clock(at: str | None) -> str:
         return f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%d %H:%M:%S}" if at else "-"
     except ValueError:
         return str(at)
+
+
+def when(at: str | float | None, now: datetime | None = None) -> str:
+    """`clock` or `instant` without what goes without saying: of today the time alone, of other days no seconds."""
+    said = clock(at) if at is None or isinstance(at, str) else instant(at)
+    today = f"{now or datetime.now(UTC):%Y-%m-%d} "
+    return said.removeprefix(today) if said.startswith(today) else said[: len("2026-01-31 22:00")]
 
 
 def instant(at_ms: float) -> str:

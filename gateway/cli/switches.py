@@ -24,6 +24,7 @@ from gateway.cli.show import add, clock, finish, seconds_of, show, show_json, sp
 
 POLL_S: Final = 0.5
 ALL: Final = 1000  # there are at most 100
+LONGEST_S: Final = 7 * 86_400
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,7 +57,8 @@ def list_switches(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
     if not items:
         typer.echo("no switch is set")
         return
-    shown = table("id", "what", "for", "left", "in flight", "by", "reason", right=("left", "in flight"))
+    headings = ("id", "what", "for", "left", "in flight", "by", "reason")
+    shown = table(*headings, right=("left", "in flight"), whole=("id",))
     for one in items:
         add(
             shown,
@@ -203,7 +205,10 @@ def set_switch(
     admin: Admin, told: Mapping[str, Any], duration: str, reason: str, *, wait: bool = False, as_json: bool = False
 ) -> None:
     """Set it, say how far it has got, and maybe wait until it is drained."""
-    body = {**told, "reason": reason, "ttl_s": seconds_of(duration, "--for")}
+    ttl_s = seconds_of(duration, "--for")
+    if not 0 < ttl_s <= LONGEST_S:
+        raise Failure(f"--for {duration}: a switch lasts from one second to a week", EXIT_USAGE)
+    body = {**told, "reason": reason, "ttl_s": ttl_s}
     made = admin.call("POST", "/switches", body=body, reason=reason)
     if as_json and not wait:
         show_json(made)

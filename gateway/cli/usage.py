@@ -3,32 +3,31 @@
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, admin_of
-from gateway.cli.show import add
+from gateway.cli.show import add, show, table
 
 app = typer.Typer()
 
 NAMES = ("day", "tenant", "task", "backend", "model")
-COUNTS = {  # in the order of the table, with the headings there
-    "requests": "requests",
-    "failed": "failed",
-    "input_tokens": "input",
-    "cached_tokens": "of it cached",
-    "output_tokens": "output",
-    "reasoning_tokens": "of it reasoning",
-    "estimated_requests": "estimated",
-    "cost_usd": "USD",
+COUNTS = (
+    *("requests", "failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
+    *("estimated_requests", "cost_usd"),
+)
+SHOWN = {  # the columns of the table; what is a part of something stands below it
+    "requests": ("requests",),
+    "failed": ("failed",),
+    "input\n(cached)": ("input_tokens", "cached_tokens"),
+    "output\n(reasoning)": ("output_tokens", "reasoning_tokens"),
+    "estimated": ("estimated_requests",),
+    "USD": ("cost_usd",),
 }
 SMALLEST_SHOWN = 0.000_001
-NARROWEST = 120  # columns: all figures need as many; a terminal that has fewer breaks the lines itself
 
 
 @app.command()
@@ -87,16 +86,20 @@ def _show(items: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     if not items:
         typer.echo("nothing was used in this time")
         return
-    table = Table(title="usage", title_justify="left", show_footer=True)
-    totals = {count: sum(item[count] for item in items) for count in COUNTS}
-    for i, name in enumerate(names):
-        table.add_column(name, overflow="fold", footer="" if i else "total")
-    for count, heading in COUNTS.items():
-        words = heading.replace(" ", "\n")  # names are folded, figures never cut
-        table.add_column(words, justify="right", no_wrap=True, footer=_figure(count, totals[count]))
+    shown = table(*names, *SHOWN, right=SHOWN)
     for item in items:
-        add(table, *(item[name] for name in names), *(_figure(count, item[count]) for count in COUNTS))
-    Console(width=max(Console().width, NARROWEST)).print(table)
+        add(shown, *(item[name] for name in names), *_cells(item))
+    shown.add_section()
+    totals = {count: sum(item[count] for item in items) for count in COUNTS}
+    add(shown, *("" if i else "total" for i in range(len(names))), *_cells(totals), style="bold")
+    show(shown)
+
+
+def _cells(item: Mapping[str, Any]) -> Iterator[str]:
+    for whole, *parts in SHOWN.values():
+        yield "\n".join(
+            [_figure(whole, item[whole]), *(f"({_figure(part, item[part])})" for part in parts if item[part])]
+        )
 
 
 def _figure(count: str, value: float) -> str:

@@ -161,6 +161,11 @@ def test_a_backend_is_drained_and_resumed_and_what_still_closes_it_is_told(gatew
         (("block", "--tenant", "a", "--task", "embed", *WHY), "give exactly one of"),
         (("force-fallback", "--backend", "triton", *WHY), "No such option"),
         (("block", "--tenant", "a", "--for", "10", "--reason", "x"), "--for 10: write a time as 90s, 10m, 1h30m or 2d"),
+        (
+            ("block", "--tenant", "a", "--for", "8d", "--reason", "x"),
+            "--for 8d: a switch lasts from one second to a week",
+        ),
+        (("freeze", "--for", "0s", "--reason", "x"), "--for 0s: a switch lasts from one second to a week"),
         (("block", "--tenant", "a", "--reason", "x"), "--for"),
         (("block", "--tenant", "a", "--for", "10m"), "--reason"),
         (("drain", "--for", "10m", "--reason", "x", "--everything", "--tenant", "a"), "give exactly one of"),
@@ -175,8 +180,8 @@ def test_usage(gateway, plane, args, text):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (("block", "--task", "embd", *WHY), "refused: #/scope/task: unknown task 'embd' (did you mean 'embed'?)"),
-        (("block", "--everything", "--for", "8d", "--reason", "x"), "refused: #/ttl_s: "),
+        (("block", "--task", "embd", *WHY), "refused: scope/task: unknown task 'embd' (did you mean 'embed'?)"),
+        (("force-backend", "trito", "--task", "embed", *WHY), "refused: value: unknown backend 'trito'"),
     ],
 )
 def test_what_the_control_plane_refuses(gateway, plane, args, text):

@@ -142,7 +142,7 @@ def test_explain_tells_rules_candidates_and_limits(gateway):
 def test_explain_tells_the_switches_that_concern_it(gateway):
     gateway("switches", "block", "--tenant", "acme", "--for", "10m", "--reason", "floods us")
     shown = gateway("explain", "--task", "embed", "--tenant", "acme").stdout
-    assert "refused: refused by switch" in shown
+    assert "\nrefused by switch" in shown
     assert ": block tenant acme, 10m left: floods us (admin)" in shown
 
 
@@ -171,7 +171,7 @@ def test_usage_of_explain(gateway, args, text):
 
 def test_requests_are_listed_filtered_and_shown(gateway):
     shown = gateway("requests", "list").stdout
-    for text in ("r1", "r2", "503 no_healthy_backend", "local/m", "2023-11-14 22:13:20"):
+    for text in ("r1", "r2", "503 no_healthy_backend", "local/m", "2023-11-14 22:13"):
         assert text in shown
     found = json.loads(gateway("requests", "list", "--code", "no_healthy_backend", "--json").stdout)["items"]
     assert [one["id"] for one in found] == ["r2"]
@@ -302,7 +302,31 @@ def test_backends_are_listed_with_what_keeps_requests_away():
     plane.answers["GET /backends"] = BackendsOut(items=backends).model_dump()
     with served(plane.app) as url:
         shown = command(url, "backends", "list").stdout
+        narrow = command(url, "backends", "list", env={"COLUMNS": "80"}).stdout
         assert json.loads(command(url, "backends", "list", "--json").stdout)["items"][1]["waiting"] == 5
     for text in ("live, 1.2 ms", "two failures in a row", "3f2a", "7 in all", "4 run, 2 wait, cache 50 %"):
         assert text in shown
-    assert "its key is not set" in shown
+    assert "openai: its key is not set\n" in shown
+    assert [line for line in narrow.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(("requests", "list"), ("overview",), ("shadows", "list"), ("rollouts", "list")),
+        *(("rules", "get"), ("rules", "history"), ("explain", "--task", "embed"), ("workers",), ("switches", "list")),
+    ],
+    ids=" ".join,
+)
+def test_eighty_columns_are_enough(gateway, args):
+    shown = gateway(*args, env={"COLUMNS": "80"}).stdout
+    assert shown
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
+def test_an_id_of_the_gateway_is_listed_short_and_found_by_that(gateway, parts):
+    one = {**REQUEST, "id": "0f3bc022aa11bb22cc33dd44ee55ff66"}
+    parts.requests.documents.insert(0, one)
+    assert "0f3bc022 " in gateway("requests", "list").stdout
+    assert one["id"] in gateway("requests", "show", "0f3bc022").stdout
+    assert one["id"] in gateway("explain", "--request-id", "0f3bc022").stdout

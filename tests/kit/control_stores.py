@@ -112,7 +112,7 @@ class Requests:
         return self.documents[start:following], (str(following) if following < len(self.documents) else None)
 
     async def find(self, request_id: str):
-        return next((one for one in self.documents if one["id"] == request_id), None)
+        return next((one for one in self.documents if one["id"].startswith(request_id)), None)
 
 
 def _revision(number: int, rules, change: Change) -> Revision:

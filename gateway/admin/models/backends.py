@@ -19,6 +19,7 @@ from gateway.core.types import Place
 from gateway.core.watching.worker_view import WorkerView
 
 OFF: Final = "no worker has it on: not enabled, or its key's variable is not set"
+UNTOLD: Final = "not known now: no worker tells anything, or Redis does not answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +124,12 @@ def _backend(name: str, servers: Servers, found: Mapping[Spot, float | Fault], s
     probed = {spot: answer for spot, answer in found.items() if spot.backend == name}
     spots = list(probed) or [Spot(backend=name, replica=replica) for replica in seen.replicas(name)]
     detail = servers.unreachable.get(name, "")
-    is_off = seen.is_known and not seen.replicas(name)
+    untold = "" if spots else OFF if seen.is_known else UNTOLD
     return BackendOut(
         backend=name,
         kind=servers.kinds.get(name, ""),
         reachable=name in servers.reachable,
-        detail=detail or (OFF if is_off else ""),
+        detail=detail or untold,
         repository=servers.repositories.get(name, ""),
         waiting=seen.waiting(name),
         replicas=[_server(spot, probed.get(spot), seen, is_only=len(spots) == 1) for spot in spots],

@@ -100,7 +100,7 @@ def request_routes(log: RequestLog) -> APIRouter:
 
     @router.get("/requests/{request_id}")
     async def get_request(request_id: str) -> RequestOut:
-        """One of them, by its `x-request-id`."""
+        """One of them, by its `x-request-id`, or the first 8 characters or more of it where only one begins so."""
         return out(await found_in(log, request_id))
 
     return router

@@ -30,6 +30,7 @@ KEPT: Final = 10_000
 MOST: Final = 50  # at a time: 200 a second
 MOST_FAILED: Final = 40  # of these, so that some that went well are always seen
 _CURSOR: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+SHORTEST: Final = 8  # characters of an id by which it can be found; of random ones hardly two begin alike
 PAGE: Final = 1000  # entries read at once while one is looked for
 
 _log = logging.getLogger(__name__)
@@ -151,15 +152,21 @@ class RedisRequestLog:
         return found, entries[-1][0].decode() if len(entries) == size else None
 
     async def find(self, request_id: str) -> JsonObject | None:
-        """The newest of that id."""
+        """The newest of that id; else, of those of which all that begin so have one id, the newest."""
         before, wanted = "", request_id.encode()
+        beginning: dict[bytes, JsonObject] = {}
         while True:
             entries = await self._entries(before, PAGE)
             for at, fields in entries:
-                if fields.get(b"id") == wanted and b"document" in fields:
+                found = fields.get(b"id", b"")
+                if b"document" not in fields or not found.startswith(wanted):
+                    continue
+                if found == wanted:
                     return _read(at, fields)
+                if len(wanted) >= SHORTEST and len(beginning) < 2 and found not in beginning:  # noqa: PLR2004 - not the only one
+                    beginning[found] = _read(at, fields)
             if len(entries) < PAGE:
-                return None
+                return next(iter(beginning.values())) if len(beginning) == 1 else None
             before = entries[-1][0].decode()
 
     async def _entries(self, before: str, size: int) -> Sequence[tuple[bytes, dict[bytes, bytes]]]:

@@ -63,6 +63,27 @@ async def test_one_is_found_by_its_id_the_newest_of_it(
     assert found is not None
     assert found["total_ms"] == 2.0
     assert await log.find("never") is None
+
+
+async def test_one_is_found_by_how_its_id_begins(redis_client: Redis, redis_prefix: str) -> None:
+    requests, log = writer(redis_client, redis_prefix), RedisRequestLog(redis_client, redis_prefix)
+    for name in ("0f3bc022aa", "0f3bc022ab", "0f3bc0", "5e1d77a2cc", "5e1d77a2cc"):
+        requests.ended(answered(id=name))
+    await requests.flush()
+
+    async def found(begins: str) -> object:
+        one = await log.find(begins)
+        return one and one["id"]
+
+    assert await found("5e1d77a2") == "5e1d77a2cc"  # sent twice, and still one id
+    assert await found("0f3bc022") is None  # two begin so
+    assert await found("0f3bc022ab") == "0f3bc022ab"
+    assert await found("0f3bc0") == "0f3bc0"  # that is one's whole id
+    assert await found("5e1d77a") is None  # too little to be sure of
+
+
+async def test_what_is_no_cursor_is_refused(redis_client: Redis, redis_prefix: str) -> None:
+    log = RedisRequestLog(redis_client, redis_prefix)
     with pytest.raises(InvalidInput):
         await log.page(before="no-cursor")
 
