@@ -20,7 +20,7 @@ from gateway.cli.admin_client import (
     admin_of,
     part,
 )
-from gateway.cli.show import add, clock, finish, seconds_of, show, show_json, span_words, table
+from gateway.cli.show import add, clock, finish, seconds_of, show, show_json, span_words, table, warn
 
 POLL_S: Final = 0.5
 ALL: Final = 1000  # there are at most 100
@@ -210,6 +210,7 @@ def set_switch(
         raise Failure(f"--for {duration}: a switch lasts from one second to a week", EXIT_USAGE)
     body = {**told, "reason": reason, "ttl_s": ttl_s}
     made = admin.call("POST", "/switches", body=body, reason=reason)
+    warn(made)
     if as_json and not wait:
         show_json(made)
     # Scripts take it back by this line's id.

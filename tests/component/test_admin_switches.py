@@ -208,3 +208,23 @@ async def test_switches_are_told_to_the_audit_log(admin, audit):
     assert (ended.action, ended.target, ended.reason) == ("switch.end", switch["id"], "the disk is in")
     assert ended.before["action"] == "drain"
     assert (unknown.action, unknown.outcome) == ("switch.end", "unknown_switch")
+
+
+async def test_a_server_that_no_worker_has_is_told(admin, store, workers):
+    async def added(name: str) -> list[str]:
+        answer = await admin.post("/switches", json={**DRAIN, "scope": {"replica": name}})
+        assert answer.status_code == 201, answer.text
+        return answer.json()["warnings"]
+
+    assert await added("triton@10.0.0.1:8001") == []  # of what is not told nothing can be said
+    for worker in workers:
+        worker.report = lambda: {"at_ms": 1, "replicas": {"triton": ["10.0.0.1:8001", "10.0.0.2:8001"], "local": []}}
+
+    async def told() -> bool:
+        return all(one.report for one in await store.workers())
+
+    await until_async(told)
+    there = "there are: triton@10.0.0.1:8001, triton@10.0.0.2:8001"
+    assert await added("triton@10.0.0.9:8001") == [f"no worker knows a server 'triton@10.0.0.9:8001' now; {there}"]
+    assert await added("triton@10.0.0.2:8001") == []
+    assert await added("10.0.0.2:8001") == []

@@ -72,6 +72,22 @@ async def test_too_few_requests_hold_it_and_it_says_so(world):
     assert [event["what"] for event in moved["events"]] == ["10 %", "held: 12 of 100 requests seen", "100 %"]
 
 
+async def test_where_nothing_is_sent_it_says_why(world):
+    await world.seed()
+    one = await world.begin(steps=[10, 100], hold_s=10)
+    shut = ["triton", "m", "2", "a:1", "breaker open: unavailable"]
+    await world.reports(w1={"shut": [shut]}, w2={"shut": [shut], "replicas": {"triton": ["a:1", "b:1"]}})
+    await world.pass_by(11)
+    assert (await world.get(one["id"]))["held"] == "0 of 100 requests seen"  # `b:1` takes them
+    await world.reports(w1={"shut": [shut]}, w2={"shut": [shut]})
+    await world.pass_by(1)
+    held = (await world.get(one["id"]))["held"]
+    assert held == "0 of 100 requests seen; nothing is sent there: breaker open: unavailable"
+    await world.reports(w1={"replicas": {"llm": []}}, w2={"replicas": {"llm": []}})
+    await world.pass_by(1)
+    assert "nothing is sent there: backend is off" in (await world.get(one["id"]))["held"]
+
+
 async def test_figures_of_before_the_step_do_not_count(world):
     await world.seed()
     world.figures.add("triton/m:2", 1000, failed=1000)

@@ -1,6 +1,7 @@
 """A control plane with rollouts over a real Redis, figures that a test makes up, and a clock that it sets."""
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,14 @@ class World:
             self.figures.add("triton/m:2", count, failed=failed)
             self.figures.add("triton/m:1", 1000)
         await self.rollouts.tick()
+
+    async def reports(self, **workers: dict[str, Any]) -> None:
+        """These workers are there, and say so of their one Triton or of what else is given."""
+        for name, report in workers.items():
+            told = {"at_ms": 1, "replicas": {"triton": ["a:1"]}, **report}
+            said = {"pid": 1, "revision": 1, "started": 1, "state": "serving", "detail": "", "report": json.dumps(told)}
+            await self.client.hset(f"{self.prefix}{{rules}}:worker:{name}", mapping=said)
+            await self.client.sadd(f"{self.prefix}{{rules}}:workers", name)
 
     async def entries(self) -> list[tuple[str, str]]:
         """Who did what, the oldest first."""

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from gateway.admin.rollouts.guard import Clock, written
 from gateway.admin.rollouts.recent_figures import RecentFigures
 from gateway.admin.routing.rule_writer import RuleWriter
+from gateway.admin.watching.workers import report_of
 from gateway.admin_ports import AuditEntry, AuditLog, Change, RuleStore
 from gateway.core.errors import BackendBroke, Frozen, GatewayError, RolloutConflict
 from gateway.core.rollouts.guarding import NOTHING_SEEN, Conduct, Verdict, conduct, figures_of, judge, others_of
@@ -105,7 +106,8 @@ class RolloutRun:
         if isinstance(following, Advance):
             return await self._advance(seen, wish)
         if isinstance(following, Hold):
-            return await self._hold(seen, following.reason)
+            lacks = following.reason and following.reason == verdict.lacks
+            return await self._hold(seen, following.reason + (await self._kept_out(rollout) if lacks else ""))
         return await self._end(seen, "done", "", wish=wish)
 
     async def put(self, seen: Seen, wish: Wish | None = None) -> Seen:
@@ -161,6 +163,12 @@ class RolloutRun:
         lately = judge(guard, *did(max(begun_s, now_s - guard.window_s)))
         whole = judge(guard, canary, baseline)
         return seen, replace(whole, breach=lately.breach or whole.breach)
+
+    async def _kept_out(self, rollout: Rollout) -> str:
+        """Why no worker sends the target anything: what is broken from the start is never seen failing often enough."""
+        views = [view for view in map(report_of, await self._rules.workers()) if view.at_ms]
+        reasons = [view.kept_out(rollout.course.target.place) for view in views]
+        return f"; nothing is sent there: {reasons[0]}" if reasons and all(reasons) else ""
 
     async def _advance(self, seen: Seen, wish: Wish | None) -> Seen:
         now_ms = self._clock()

@@ -68,9 +68,10 @@ class AppliedOut(_Body):
 
 
 class SwitchChanged(SwitchOut):
-    """A switch that was set, or ended."""
+    """A switch that was set, or ended. `warnings`: what to mind, such as a server that no worker knows."""
 
     applied: AppliedOut
+    warnings: list[str] = Field(default_factory=list)
 
 
 def switch_out(

@@ -1,5 +1,6 @@
 """The control plane's paths about switches: set for a while, listed with what they still wait for, and ended."""
 
+import contextlib
 import re
 import secrets
 import time
@@ -12,7 +13,7 @@ from fastapi import APIRouter
 from gateway.admin.access.door import CurrentVisit
 from gateway.admin.routing.switch_bodies import MAX_NAME, SwitchChanged, SwitchesOut, SwitchIn, switch_out
 from gateway.admin_ports import RuleStore, WorkerState
-from gateway.core.errors import InvalidInput
+from gateway.core.errors import InvalidInput, RulesUnavailable
 from gateway.core.rules import ANY, Match, Rule, Target
 from gateway.core.rules.fields import RuleError, suggest
 from gateway.core.switches import SCOPE_KINDS, SCOPES_OF, Action, Scope, ScopeKind, Switch
@@ -54,7 +55,10 @@ def switch_routes(store: RuleStore, check: Check, tasks: Collection[str]) -> API
         )
         visit.tell("switch.add", switch.id, after=_told(switch), reason=body.reason)
         revision = await store.add_switch(switch)
-        return await _changed(store, switch, revision)
+        changed = await _changed(store, switch, revision)
+        with contextlib.suppress(RulesUnavailable):  # it is set all the same
+            changed.warnings = _unknown_server(switch.scope, await store.workers())
+        return changed
 
     @router.delete("/switches/{switch_id}")
     async def delete_switch(switch_id: str, visit: CurrentVisit) -> SwitchChanged:
@@ -98,6 +102,21 @@ def _drained(switch: Switch, revision: int, workers: Sequence[WorkerState]) -> d
         return {}
     is_whole = len(told) == len(workers) and all(worker.switches >= revision for worker in workers)
     return {"in_flight": sum(told), "is_drained": is_whole and not sum(told)}
+
+
+def _unknown_server(scope: Scope, workers: Sequence[WorkerState]) -> list[str]:
+    """A warning for a server that no worker has: a name with a typo closes nothing, and is drained at once."""
+    servers = {
+        f"{backend}@{name}"
+        for worker in workers
+        for backend, names in worker.report.get("replicas", {}).items()
+        for name in names
+    }
+    is_known = any(scope.name in (server, server.partition("@")[2]) for server in servers)
+    if scope.kind != "replica" or is_known or not any(worker.report for worker in workers):
+        return []
+    there = f"there are: {', '.join(sorted(servers))}" if servers else "no backend has servers with names"
+    return [f"no worker knows a server '{scope.name}' now; {there}"]
 
 
 def _scope(action: Action, given: Mapping[str, Any], tasks: Collection[str], check: Check) -> Scope:

@@ -1,7 +1,7 @@
 """How one worker sees the backends, read out of its report: what `routing.State` is made of, in another process."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.breaker import server_of
@@ -40,6 +40,12 @@ class WorkerView:
         if self.at_ms and place.backend not in self.replicas:
             return BACKEND_OFF
         return self.shut.get(server_of(place)) or self.shut.get(place)
+
+    def kept_out(self, target: Place) -> str:
+        """Why no server of its backend gets requests for a rule's target; empty where one does."""
+        servers = self.replicas.get(target.backend) or ("",)
+        reasons = [self.why_not(replace(target, replica=server)) for server in servers]
+        return next((reason for reason in reasons if reason), "") if all(reasons) else ""
 
     def standing(self, place: Place) -> Standing:
         """How a place stands; as one that nothing was sent to, where the report has nothing on it."""
