@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of
-from gateway.cli.show import add, show, show_json, table, when
+from gateway.cli.show import add, examples, show, show_json, table, when
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,7 +20,7 @@ MAX_SHOWN = 10_000
 
 @app.command(
     "list",
-    epilog="Examples: gateway audit list | gateway audit list --action rules. | gateway audit list --actor guard",
+    epilog=examples("gateway audit list", "gateway audit list --action rules.", "gateway audit list --actor guard"),
 )
 def list_audit(
     *,
@@ -56,7 +56,7 @@ def list_audit(
 
 
 @app.command(
-    epilog="Examples: gateway audit export audit.ndjson | gateway audit export - | jq -c 'select(.actor==\"ci\")'"
+    epilog=examples("gateway audit export audit.ndjson", "gateway audit export - | jq -c 'select(.actor==\"ci\")'")
 )
 def export(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A line for each entry, the oldest first; - = stdout.")],

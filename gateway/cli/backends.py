@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.admin_client import EXIT_REFUSED, Admin, AdminToken, AdminUrl, Failure, Json, Reason, admin_of, say
-from gateway.cli.show import add, figure, percent, show, show_json, table
+from gateway.cli.show import add, examples, figure, percent, show, show_json, table
 from gateway.cli.switches import ALL, For, Wait, Why, end_switch, scope_words, set_switch
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ workers_app = typer.Typer()
 Where = Annotated[str, typer.Argument(metavar="BACKEND[@REPLICA]", help="A backend, or one server of it.")]
 
 
-@app.command("list", epilog="Examples: gateway backends list | gateway backends list --json")
+@app.command("list", epilog=examples("gateway backends list", "gateway backends list --json"))
 def list_backends(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show every backend and server: what is in flight and waits there, and what keeps requests away from it."""
     found = admin_of(admin_url, admin_token).call("GET", "/backends")
@@ -40,8 +40,10 @@ def list_backends(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
 
 
 @app.command(
-    epilog="Examples: gateway backends drain triton@10.0.0.7:8001 --for 30m --reason 'new driver' --wait | "
-    "gateway backends drain triton --for 1h --reason 'wrong answers'"
+    epilog=examples(
+        "gateway backends drain triton@10.0.0.7:8001 --for 30m --reason 'new driver' --wait",
+        "gateway backends drain triton --for 1h --reason 'wrong answers'",
+    )
 )
 def drain(
     where: Where,
@@ -58,7 +60,7 @@ def drain(
     set_switch(admin_of(admin_url, admin_token), told, duration, reason, wait=wait, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway backends resume triton@10.0.0.7:8001 --reason 'the driver is new'")
+@app.command(epilog=examples("gateway backends resume triton@10.0.0.7:8001 --reason 'the driver is new'"))
 def resume(
     where: Where,
     *,
@@ -79,7 +81,7 @@ def resume(
         say(f"warning: {_others_words(others)}", err=True)
 
 
-@workers_app.command(epilog="Examples: gateway workers | gateway workers --json")
+@workers_app.command(epilog=examples("gateway workers", "gateway workers --json"))
 def workers(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show the live workers of the data plane: which rules and switches each runs, and what it has in hand.
 

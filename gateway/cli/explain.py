@@ -9,15 +9,18 @@ from rich.table import Table
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of, say
 from gateway.cli.requests import recorded
 from gateway.cli.rule_words import POLICIES, policy_words
-from gateway.cli.show import add, fields, show, show_json, span_words, table
+from gateway.cli.show import add, examples, fields, show, show_json, span_words, table
 from gateway.cli.switches import scope_words, words
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Examples: gateway explain --task text-embedding --tenant acme --header x-canary=yes | "
-    "gateway explain --task general_llm --priority batch --input-tokens 9000 | gateway explain --request-id 01J9..."
+    epilog=examples(
+        "gateway explain --task text-embedding --tenant acme --header x-canary=yes",
+        "gateway explain --task general_llm --priority batch --input-tokens 9000",
+        "gateway explain --request-id 0f3bc022",
+    )
 )
 def explain(
     *,

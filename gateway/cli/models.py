@@ -24,7 +24,7 @@ from gateway.cli.admin_client import (
     admin_of,
     say,
 )
-from gateway.cli.show import add, show, show_json, table
+from gateway.cli.show import add, examples, show, show_json, table
 from gateway.cli.version_folder import FolderRefused, Placement
 
 POLL_S = 0.25
@@ -49,7 +49,7 @@ Repositories = Annotated[
 Backend = Annotated[str | None, typer.Option(help="Only on this backend.")]
 
 
-@app.command("list", epilog="Examples: gateway models list | gateway models list --json")
+@app.command("list", epilog=examples("gateway models list", "gateway models list --json"))
 def list_models(
     as_json: Json = False,
     admin_url: AdminUrl = "",
@@ -69,7 +69,7 @@ def list_models(
     _tell_unreachable(found)
 
 
-@app.command(epilog="Examples: gateway models stats | gateway models stats text_embedding")
+@app.command(epilog=examples("gateway models stats", "gateway models stats text_embedding"))
 def stats(
     model: Annotated[str | None, typer.Argument(help="One model; default: all.")] = None,
     as_json: Json = False,
@@ -82,14 +82,14 @@ def stats(
     if as_json:
         show_json(found)
         return
-    headings = ("version", "requests", "failed", "mean\nbatch", "queue\nms", "compute\nms")
+    headings = ("requests", "failed", "mean\nbatch", "queue\nms", "compute\nms")
     shown = table("model", "server", *headings, right=headings)
     for one in found["items"]:
         for figures in one["figures"]:
             compute_us = sum(figures[f"compute_{part}_us"] for part in ("input", "infer", "output"))
             add(
                 shown,
-                *(one["model"], figures["replica"] or one["backend"], figures["version"]),
+                *(f"{one['model']}:{figures['version']}", figures["replica"] or one["backend"]),
                 *(str(figures["requests"]), str(figures["failures"]), f"{figures['mean_batch_size']:g}"),
                 *(f"{figures['queue_us'] / 1000:.2f}", f"{compute_us / 1000:.2f}"),
             )
@@ -97,7 +97,7 @@ def stats(
     _tell_unreachable(found)
 
 
-@app.command(epilog="Examples: gateway models load ocr | gateway models load ocr --config ocr.json")
+@app.command(epilog=examples("gateway models load ocr", "gateway models load ocr --config ocr.json"))
 def load(
     model: str,
     config: Annotated[Path | None, typer.Option(help="A configuration (JSON) instead of the model's own.")] = None,
@@ -119,7 +119,7 @@ def load(
     _control(admin_of(admin_url, admin_token), model, "load", body, reason=reason, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway models unload ocr")
+@app.command(epilog=examples("gateway models unload ocr"))
 def unload(
     model: str,
     dependents: Annotated[bool, typer.Option("--dependents", help="The models of an ensemble too.")] = False,
@@ -135,7 +135,7 @@ def unload(
 
 
 @app.command(
-    epilog="Examples: gateway models deploy ocr ./build/ocr-7 | gateway models deploy ocr --version 7 --canary 5"
+    epilog=examples("gateway models deploy ocr ./build/ocr-7", "gateway models deploy ocr --version 7 --canary 5")
 )
 def deploy(  # noqa: PLR0917 - Typer declares options as parameters
     model: str,
@@ -176,7 +176,7 @@ def deploy(  # noqa: PLR0917 - Typer declares options as parameters
     _see_through(admin, begun, folders, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway models rollback ocr")
+@app.command(epilog=examples("gateway models rollback ocr"))
 def rollback(
     model: str,
     repository: Repositories = None,
@@ -195,7 +195,7 @@ def rollback(
     _see_through(admin, begun, folders, as_json=as_json, is_wanted=True)
 
 
-@app.command("continue", epilog="Example: gateway models continue ocr")
+@app.command("continue", epilog=examples("gateway models continue ocr"))
 def go_on(
     model: str,
     repository: Repositories = None,
@@ -211,7 +211,7 @@ def go_on(
     _see_through(admin, begun, folders, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway models deploys")
+@app.command(epilog=examples("gateway models deploys"))
 def deploys(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show the deploys that are known, the newest first."""
     found = admin_of(admin_url, admin_token).call("GET", "/deploys")

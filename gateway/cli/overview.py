@@ -20,7 +20,19 @@ from gateway.cli.admin_client import (
     admin_of,
     visible,
 )
-from gateway.cli.show import add, clock, fields, figure, percent, seconds_of, show, show_json, span_words, table
+from gateway.cli.show import (
+    add,
+    clock,
+    examples,
+    fields,
+    figure,
+    percent,
+    seconds_of,
+    show,
+    show_json,
+    span_words,
+    table,
+)
 
 REFRESH_S: Final = 1.0
 FRESH_S: Final = 3.0  # workers tell once a second
@@ -30,7 +42,7 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 app = typer.Typer()
 
 
-@app.command(epilog="Examples: gateway overview | gateway overview --watch | gateway overview --window 1h --json")
+@app.command(epilog=examples("gateway overview", "gateway overview --watch", "gateway overview --window 1h --json"))
 def overview(
     watch: Annotated[bool, typer.Option("--watch", help="Anew every second, until Ctrl-C.")] = False,
     window: Annotated[str, typer.Option(metavar="TIME", help="What is looked at: 60s, 5m, 1h.")] = "5m",
@@ -50,7 +62,7 @@ def overview(
         show(_page(found))
 
 
-@app.command(epilog="Examples: gateway whoami | gateway whoami --json | jq -r .role")
+@app.command(epilog=examples("gateway whoami", "gateway whoami --json | jq -r .role"))
 def whoami(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show who the admin token is for, and what it may: viewer looks, operator changes routing, admin all."""
     admin = admin_of(admin_url, admin_token)

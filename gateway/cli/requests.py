@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from gateway.cli.admin_client import AdminToken, AdminUrl, Json, admin_of, part
-from gateway.cli.show import add, fields, figure, instant, show, show_json, table, when
+from gateway.cli.show import add, examples, fields, figure, instant, show, show_json, table, when
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,8 +22,11 @@ _OWN_ID: Final = re.compile("[0-9a-f]{32}")
 
 @app.command(
     "list",
-    epilog="Examples: gateway requests list --code no_healthy_backend | gateway requests list --tenant acme | "
-    "gateway requests list --rule nlu --json",
+    epilog=examples(
+        "gateway requests list --code no_healthy_backend",
+        "gateway requests list --tenant acme",
+        "gateway requests list --rule nlu --json",
+    ),
 )
 def list_requests(
     *,
@@ -56,7 +59,7 @@ def list_requests(
     show(shown)
 
 
-@app.command("show", epilog="Example: gateway requests show 01J9ZQ6T7M8N")
+@app.command("show", epilog=examples("gateway requests show 0f3bc022"))
 def show_request(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="Its x-request-id, or how that begins.")],
     as_json: Json = False,

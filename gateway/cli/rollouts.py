@@ -27,6 +27,7 @@ from gateway.cli.show import (
     add,
     clock,
     confirm,
+    examples,
     fields,
     figure,
     percent,
@@ -65,8 +66,10 @@ Watch = Annotated[bool, typer.Option("--watch", help="Show it until it ends; Ctr
 
 
 @app.command(
-    epilog="Examples: gateway rollouts start nlu --to triton/text_embedding:2 --steps 1,10,50,100 --hold 5m "
-    "--max-error-ratio 0.02 --max-p99-ms 300 | gateway rollouts start chat --to vllm/own --hold 1h --watch"
+    epilog=examples(
+        "gateway rollouts start nlu --to triton/text_embedding:2 --hold 5m --max-error-ratio 0.02 --max-p99-ms 300",
+        "gateway rollouts start chat --to vllm/own --hold 1h --watch",
+    )
 )
 def start(
     rule: Annotated[str, typer.Argument(metavar="RULE", help="Whose requests.")],
@@ -121,7 +124,7 @@ def start(
         say(f"rollout {begun['id']}: {_headline(begun)}")
 
 
-@app.command("list", epilog="Examples: gateway rollouts list | gateway rollouts list --json")
+@app.command("list", epilog=examples("gateway rollouts list", "gateway rollouts list --json"))
 def list_rollouts(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show the rollouts that are known, the newest first."""
     items = admin_of(admin_url, admin_token).items("/rollouts", 100)
@@ -140,7 +143,9 @@ def list_rollouts(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
     show(shown)
 
 
-@app.command("show", epilog="Examples: gateway rollouts show 7f3a | gateway rollouts show 7f3a --watch")
+@app.command(
+    "show", epilog=examples("gateway rollouts show 73f51c2c7e1e", "gateway rollouts show 73f51c2c7e1e --watch")
+)
 def show_rollout(
     rollout_id: RolloutId,
     watch: Watch = False,
@@ -162,7 +167,7 @@ def show_rollout(
         _show(found)
 
 
-@app.command(epilog="Example: gateway rollouts promote 7f3a --note 'the figures are good'")
+@app.command(epilog=examples("gateway rollouts promote 73f51c2c7e1e --note 'the figures are good'"))
 def promote(
     rollout_id: RolloutId,
     note: Note = "",
@@ -174,7 +179,7 @@ def promote(
     _move(admin_of(admin_url, admin_token), rollout_id, "promote", note, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway rollouts abort 7f3a --note 'callers complain'")
+@app.command(epilog=examples("gateway rollouts abort 73f51c2c7e1e --note 'callers complain'"))
 def abort(
     rollout_id: RolloutId,
     note: Note = "",

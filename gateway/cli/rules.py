@@ -25,7 +25,7 @@ from gateway.cli.admin_client import (
     say,
 )
 from gateway.cli.rule_files import RuleFile, read
-from gateway.cli.show import clock, confirm, finish, show, show_json, warn
+from gateway.cli.show import clock, confirm, examples, finish, show, show_json, warn
 
 EXIT_DIFFERENT = 1  # of `diff`, as of diff(1), which has 2 for trouble
 EXIT_TROUBLE = 2
@@ -47,7 +47,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
 Note = Annotated[str, typer.Option(metavar="WORDS", help="Why; kept with the revision and in the audit log.")]
 
 
-@app.command(epilog="Examples: gateway rules get | gateway rules get --json > rules.json")
+@app.command(epilog=examples("gateway rules get", "gateway rules get --json > rules.json"))
 def get(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show the rules in force. With --json as `apply` takes them."""
     current = admin_of(admin_url, admin_token).call("GET", "/rules")
@@ -63,8 +63,9 @@ def get(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken
 
 
 @app.command(
-    epilog="Examples: gateway rules diff rules.yaml | gateway rules diff --from 41 | "
-    "gateway rules diff --from 41 --to 43 --json"
+    epilog=examples(
+        "gateway rules diff rules.yaml", "gateway rules diff --from 41", "gateway rules diff --from 41 --to 43 --json"
+    )
 )
 def diff(
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="Held against the rules in force; - = stdin.")] = "",
@@ -101,8 +102,11 @@ def diff(
 
 
 @app.command(
-    epilog="Examples: gateway rules check rules.yaml | gateway rules check rules.yaml --last 10000 | "
-    "gateway rules check rules.yaml --offline --config deploy/gateway.yaml"
+    epilog=examples(
+        "gateway rules check rules.yaml",
+        "gateway rules check rules.yaml --last 10000",
+        "gateway rules check rules.yaml --offline --config deploy/gateway.yaml",
+    )
 )
 def check(
     file: File,
@@ -146,8 +150,9 @@ def check(
 
 
 @app.command(
-    epilog="Examples: gateway rules apply rules.yaml --note 'ticket 812' | "
-    "gateway rules apply --yes --expect 7 - < rules.yaml"
+    epilog=examples(
+        "gateway rules apply rules.yaml --note 'ticket 812'", "gateway rules apply --yes --expect 7 - < rules.yaml"
+    )
 )
 def apply(
     file: File,
@@ -186,7 +191,7 @@ def apply(
     finish(changed, f"saved as revision {changed['revision']}", quiet=as_json)
 
 
-@app.command(epilog="Example: gateway rules enable embeddings-canary --note 'ticket 812'")
+@app.command(epilog=examples("gateway rules enable embeddings-canary --note 'ticket 812'"))
 def enable(
     name: Name, note: Note = "", as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = ""
 ) -> None:
@@ -194,7 +199,7 @@ def enable(
     _patch(admin_of(admin_url, admin_token), name, {"enabled": True, "note": note}, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway rules disable embeddings-canary --note 'slow answers'")
+@app.command(epilog=examples("gateway rules disable embeddings-canary --note 'slow answers'"))
 def disable(
     name: Name, note: Note = "", as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = ""
 ) -> None:
@@ -202,7 +207,7 @@ def disable(
     _patch(admin_of(admin_url, admin_token), name, {"enabled": False, "note": note}, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway rules weights embeddings-canary 90 10 --note 'ten percent to version 2'")
+@app.command(epilog=examples("gateway rules weights embeddings-canary 90 10 --note 'ten percent to version 2'"))
 def weights(
     name: Name,
     shares: Annotated[list[int], typer.Argument(metavar="WEIGHT...", min=0, help="In the order of the rule's split.")],

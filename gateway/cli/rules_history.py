@@ -18,7 +18,7 @@ from gateway.cli.admin_client import (
     query,
 )
 from gateway.cli.rule_files import written
-from gateway.cli.show import add, clock, confirm, fields, finish, show, show_json, table, warn, when
+from gateway.cli.show import add, clock, confirm, examples, fields, finish, show, show_json, table, warn, when
 
 app = typer.Typer()
 
@@ -27,7 +27,7 @@ _WHOLE = ("", "at (UTC)", "what")
 Kept = Annotated[int, typer.Argument(metavar="REVISION", min=0, help="One of `gateway rules history`.")]
 
 
-@app.command(epilog="Examples: gateway rules history | gateway rules history --limit 200 --json")
+@app.command(epilog=examples("gateway rules history", "gateway rules history --limit 200 --json"))
 def history(
     limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many.")] = 20,
     as_json: Json = False,
@@ -46,7 +46,7 @@ def history(
     show(shown)
 
 
-@app.command("show", epilog="Example: gateway rules show 41")
+@app.command("show", epilog=examples("gateway rules show 41"))
 def show_revision(
     revision: Kept, as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = ""
 ) -> None:
@@ -59,7 +59,7 @@ def show_revision(
     show(rule_words.rules_table(found["rules"], f"rules, revision {found['revision']}"))
 
 
-@app.command(epilog="Examples: gateway rules rollback --note 'version 2 is slow' | gateway rules rollback 41 --yes")
+@app.command(epilog=examples("gateway rules rollback --note 'version 2 is slow'", "gateway rules rollback 41 --yes"))
 def rollback(
     revision: Annotated[
         int | None, typer.Argument(metavar="[REVISION]", min=0, help="Default: the one before the one in force.")
@@ -89,7 +89,7 @@ def rollback(
     finish(changed, f"revision {wanted} is back as revision {changed['revision']}", quiet=as_json)
 
 
-@app.command(epilog="Examples: gateway rules export rules.yaml | gateway rules export --revision 41 | less")
+@app.command(epilog=examples("gateway rules export rules.yaml", "gateway rules export --revision 41 | less"))
 def export(
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="Default, and -: stdout.")] = "-",
     revision: Annotated[int | None, typer.Option(min=0, help="Default: the one in force.")] = None,

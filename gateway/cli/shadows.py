@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.admin_client import AdminToken, AdminUrl, Json, Reason, admin_of, part
-from gateway.cli.show import add, confirm, figure, percent, show, show_json, table, when
+from gateway.cli.show import add, confirm, examples, figure, percent, show, show_json, table, when
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,7 +15,7 @@ app = typer.Typer(
 MAX_RULES = 1000
 
 
-@app.command("list", epilog="Examples: gateway shadows list | gateway shadows list --json")
+@app.command("list", epilog=examples("gateway shadows list", "gateway shadows list --json"))
 def list_shadows(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show what all comparisons since the last reset came to; `ms` and `USD` are what the shadow takes and costs more.
 
@@ -46,7 +46,7 @@ def list_shadows(as_json: Json = False, admin_url: AdminUrl = "", admin_token: A
     show(shown)
 
 
-@app.command(epilog="Example: gateway shadows reset nlu --reason 'the shadow has a new version'")
+@app.command(epilog=examples("gateway shadows reset nlu --reason 'the shadow has a new version'"))
 def reset(
     rule: Annotated[str, typer.Argument(metavar="RULE", help="Whose comparisons are forgotten.")],
     reason: Reason = "",

@@ -33,6 +33,11 @@ def show_json(document: object) -> None:
     typer.echo(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: what to type, a line each."""
+    return "\n\n".join(("Try:", *lines))
+
+
 def table(*headings: str, title: str = "", right: Iterable[str] = (), whole: Iterable[str] = ()) -> Table:
     """An empty table; names in it are folded, figures never.
 

@@ -20,7 +20,7 @@ from gateway.cli.admin_client import (
     admin_of,
     part,
 )
-from gateway.cli.show import add, clock, finish, seconds_of, show, show_json, span_words, table, warn
+from gateway.cli.show import add, clock, examples, finish, seconds_of, show, show_json, span_words, table, warn
 
 POLL_S: Final = 0.5
 ALL: Final = 1000  # there are at most 100
@@ -47,7 +47,7 @@ Why = Annotated[
 Wait = Annotated[bool, typer.Option("--wait", help="Return when no request is in flight there any more.")]
 
 
-@app.command("list", epilog="Examples: gateway switches list | gateway switches list --json")
+@app.command("list", epilog=examples("gateway switches list", "gateway switches list --json"))
 def list_switches(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken = "") -> None:
     """Show the switches in force, and how long each still is."""
     items = _all(admin_of(admin_url, admin_token))
@@ -74,8 +74,10 @@ def list_switches(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
 
 
 @app.command(
-    epilog="Examples: gateway switches block --tenant acme --for 10m --reason 'floods us' | "
-    "gateway switches block --model ocr:3 --for 2h --reason 'wrong answers'"
+    epilog=examples(
+        "gateway switches block --tenant acme --for 10m --reason 'floods us'",
+        "gateway switches block --model ocr:3 --for 2h --reason 'wrong answers'",
+    )
 )
 def block(
     *,
@@ -101,8 +103,10 @@ def block(
 
 
 @app.command(
-    epilog="Examples: gateway switches drain --replica triton@10.0.0.7:8001 --for 30m --reason 'new driver' --wait | "
-    "gateway switches drain --backend triton --for 1h --reason 'its answers are wrong'"
+    epilog=examples(
+        "gateway switches drain --replica triton@10.0.0.7:8001 --for 30m --reason 'new driver' --wait",
+        "gateway switches drain --backend triton --for 1h --reason 'its answers are wrong'",
+    )
 )
 def drain(
     *,
@@ -130,7 +134,7 @@ def drain(
 
 @app.command(
     "force-backend",
-    epilog="Example: gateway switches force-backend local --task text-embedding --for 1h --reason 'Triton is slow'",
+    epilog=examples("gateway switches force-backend local --task text-embedding --for 1h --reason 'Triton is slow'"),
 )
 def force_backend(
     to: Annotated[str, typer.Argument(metavar="BACKEND", help="Where they go, of the places that their rule has.")],
@@ -154,7 +158,7 @@ def force_backend(
 
 @app.command(
     "force-fallback",
-    epilog="Example: gateway switches force-fallback --task ocr --for 30m --reason 'we try the way without Triton'",
+    epilog=examples("gateway switches force-fallback --task ocr --for 30m --reason 'we try the way without Triton'"),
 )
 def force_fallback(
     *,
@@ -175,7 +179,7 @@ def force_fallback(
     set_switch(admin_of(admin_url, admin_token), told, duration, reason, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway switches freeze --for 2h --reason 'incident 31: nobody touches routing'")
+@app.command(epilog=examples("gateway switches freeze --for 2h --reason 'incident 31: nobody touches routing'"))
 def freeze(
     *,
     duration: For,
@@ -189,7 +193,7 @@ def freeze(
     set_switch(admin_of(admin_url, admin_token), told, duration, reason, as_json=as_json)
 
 
-@app.command(epilog="Example: gateway switches end 3f2a --reason 'acme has fixed its client'")
+@app.command(epilog=examples("gateway switches end 3f2a91c04d --reason 'acme has fixed its client'"))
 def end(
     switch_id: Annotated[str, typer.Argument(metavar="ID", help="As `gateway switches list` shows it.")],
     reason: Reason = "",

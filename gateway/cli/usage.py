@@ -20,8 +20,7 @@ COUNTS = (
     *("estimated_requests", "cost_usd"),
 )
 SHOWN = {  # the columns of the table; what is a part of something stands below it
-    "requests": ("requests",),
-    "failed": ("failed",),
+    "requests\n(failed)": ("requests", "failed"),
     "input\n(cached)": ("input_tokens", "cached_tokens"),
     "output\n(reasoning)": ("output_tokens", "reasoning_tokens"),
     "estimated": ("estimated_requests",),

@@ -152,7 +152,7 @@ def test_stats_shows_requests_batches_and_times(plane):
     plane.server.servers["a"].counts = {"1": (10, 2)}
     for args in ((), ("m",)):
         done = plane.run("stats", *args)
-        assert re.search(r"m .* a .* 1 .* 10 .* 2 .* 3 .* 0\.10 .* 0\.0[67]", done.stdout), done.stdout
+        assert re.search(r"m:1 .* a .* 10 .* 2 .* 3 .* 0\.10 .* 0\.0[67]", done.stdout), done.stdout
     done = plane.run("stats", "nobody")
     assert (done.exit_code, done.stderr) == (
         1,

@@ -221,9 +221,9 @@ def test_a_table_with_totals(gateway_usage):
     done = gateway_usage(*MARCH)
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.stdout.splitlines()]
-    first = lines.index(["acme", "general_llm", "8", "4", "4,000", "40", "4", "0.008400"])
-    assert lines[first + 1] == ["(3,600)", "(12)"]
-    assert lines[-3:] == [["total", "-", "10", "5", "5,000", "50", "5", "0.008400"], ["(4,500)", "(15)"], []]
+    first = lines.index(["acme", "general_llm", "8", "4,000", "40", "4", "0.008400"])
+    assert lines[first + 1] == ["(4)", "(3,600)", "(12)"]
+    assert lines[-3:] == [["total", "-", "10", "5,000", "50", "5", "0.008400"], ["(5)", "(4,500)", "(15)"], []]
 
 
 def test_a_narrow_terminal_cuts_no_figure(gateway_usage, monkeypatch):
