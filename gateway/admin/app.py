@@ -1,11 +1,14 @@
 """The control plane's HTTP, put together: all under `/admin/v1`, but `/healthz/*`, which needs no token."""
 
+from functools import partial
+
 from fastapi import APIRouter, FastAPI
 
 from gateway.admin.access.door import Door, Guard
 from gateway.admin.access.entry import Entry
 from gateway.admin.access.roles import PREFIX
 from gateway.admin.keys import key_routes
+from gateway.admin.models.absent import absent_models
 from gateway.admin.models.backends import backend_routes
 from gateway.admin.models.model_routes import model_routes
 from gateway.admin.plane import Plane
@@ -42,7 +45,9 @@ def create_admin_app(plane: Plane, entry: Entry | str) -> FastAPI:
     if plane.audit is not None:
         app.include_router(audit_routes(plane.audit), prefix=PREFIX)
     if plane.rules is not None:
-        app.include_router(rule_routes(plane.rules, plane.check, plane.tasks, plane.requests), prefix=PREFIX)
+        absent = partial(absent_models, plane.models.servers) if plane.models is not None else None
+        rules = rule_routes(plane.rules, plane.check, plane.tasks, plane.requests, absent=absent)
+        app.include_router(rules, prefix=PREFIX)
         app.include_router(switch_routes(plane.rules, plane.check, plane.tasks), prefix=PREFIX)
         app.include_router(worker_routes(plane.rules), prefix=PREFIX)
         app.include_router(explain_routes(plane, plane.rules), prefix=PREFIX)

@@ -174,11 +174,13 @@ def apply(
     given = read(file)
     admin = admin_of(admin_url, admin_token)
     revision: int = admin.call("GET", "/rules")["revision"]
-    changes = _valid(admin, given)["changes"]
+    valid = _valid(admin, given)
+    changes = valid["changes"]
     if changes is None:
         raise Failure(f"refused: {UNREADABLE}", EXIT_REFUSED)
     if not as_json:
         _show_changes(changes)
+    warn(valid)  # before it is asked: what is put then says no more
     if not changes and expect in (None, revision):
         _still_in_force(admin, revision, as_json=as_json)
         return
@@ -187,7 +189,6 @@ def apply(
     changed = _put(admin, given, note, revision if expect is None else expect)
     if as_json:
         show_json(changed)
-    warn(changed)
     finish(changed, f"saved as revision {changed['revision']}", quiet=as_json)
 
 

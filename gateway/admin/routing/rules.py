@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
 
@@ -54,6 +54,7 @@ DRY_RUN_S: Final = 5.0  # beyond which one ends without an answer
 TURN_S: Final = 3.0  # for which one waits while another is under way; together less than a command's patience
 
 Check = Callable[[Sequence[Rule]], None]
+Absent = Callable[[Sequence[Rule]], Awaitable[list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,21 @@ class _Rules:
 
 
 def rule_routes(
-    store: RuleStore, check: Check, tasks: Collection[str], requests: RequestLog | None = None
+    store: RuleStore,
+    check: Check,
+    tasks: Collection[str],
+    requests: RequestLog | None = None,
+    *,
+    absent: Absent | None = None,
 ) -> APIRouter:
-    """`/rules`. `check` raises `RuleError` for rules that do not fit; `requests` are those that a dry run looks at."""
+    """`/rules`. `check` raises `RuleError` for rules that do not fit; `requests` are those that a dry run looks at.
+
+    `absent` warns of models that no server has.
+    """
     router = APIRouter(tags=["rules"])
     rules = _Rules(store, check, tasks)
     _reading(router, rules)
-    _trying(router, rules, requests)
+    _trying(router, rules, requests, absent)
     _changing(router, rules)
     return router
 
@@ -165,7 +174,7 @@ def _reading(router: APIRouter, rules: _Rules) -> None:
         return RulesDiff.model_validate({"from": before, "to": number, "changes": told})
 
 
-def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None) -> None:
+def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None, absent: Absent | None) -> None:
     turn = asyncio.Lock()
 
     @router.post("/rules/validate")
@@ -174,7 +183,8 @@ def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None) -> No
         parsed = rules.parsed(body.rules)
         current = await rules.in_force()
         told = None if current is None else [asdict(one) for one in changes(current.rules, parsed)]
-        shown = {"rules": rules_document(parsed), "warnings": rules.warnings(parsed), "changes": told}
+        warnings = [*rules.warnings(parsed), *(await absent(parsed) if absent else ())]
+        shown = {"rules": rules_document(parsed), "warnings": warnings, "changes": told}
         return RulesValid.model_validate({"valid": True, **shown})
 
     @router.post("/rules/dry-run")
