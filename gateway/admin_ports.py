@@ -197,7 +197,10 @@ class FigureSource(Protocol):
     """What became of requests lately, as all workers counted it. Raises `RulesUnavailable`."""
 
     async def read(self, since_s: int, until_s: int) -> Mapping[int, Figures]:
-        """By the Unix second in which the requests ended, from `since_s` to `until_s`, the last not included."""
+        """By the Unix second in which the requests ended, from `since_s` to `until_s`, the last not included.
+
+        Of what is older than two minutes five seconds may be one, under the first of them.
+        """
         ...
 
 

@@ -135,7 +135,7 @@ class Live:
         is_known = self._since <= since <= self._until
         if self._seen is not None and is_known and now_s - self._read_s < AGAIN_S:
             return
-        begin = max(since, self._until - SETTLING_S) if is_known else since
+        begin = max(since, _down(self._until - SETTLING_S)) if is_known else since
         found = await self._figures.read(begin, second + 1)
         self._seen = await self._look(second)
         if not is_known:

@@ -10,7 +10,7 @@ from gateway.core.errors import FaultKind, NoHealthyBackend, RulesUnavailable
 from gateway.core.types import NOTHING_USED
 from gateway.core.watching.figures import COUNTS, Figures, Series, Tally, percentile_us
 from gateway.stores.control import figures as store
-from gateway.stores.control.figures import KEPT_S, MAX_SECONDS, RedisFigures, RedisFigureSource
+from gateway.stores.control.figures import FINE_KEPT_S, FINE_S, KEPT_S, MAX_SECONDS, RedisFigures, RedisFigureSource
 from gateway.stores.redis_script import connect
 from tests.kit.records import A, B, answered, fault
 from tests.kit.redis import RedisServer
@@ -71,11 +71,48 @@ async def test_what_all_workers_counted_is_read_by_the_second(redis_client: Redi
     assert numbers(found[SECOND + 1]) == {NOWHERE: {"requests": 1, "errors": 1}, AT: {"disagreed": 1}}
 
 
-async def test_a_second_is_kept_for_seventy_minutes(redis_client: Redis, redis_prefix: str) -> None:
-    worker = RedisFigures(redis_client, redis_prefix, now_s=Now())
+async def test_seconds_are_kept_for_minutes_and_fives_for_seventy(redis_client: Redis, redis_prefix: str) -> None:
+    now = Now()
+    worker = RedisFigures(redis_client, redis_prefix, now_s=now)
+    for _ in range(5):
+        worker.ended(answered())
+        now.s += 1
+        await worker.flush()
+    assert FINE_KEPT_S - 5 <= await redis_client.ttl(f"{redis_prefix}figures:{SECOND}") <= FINE_KEPT_S
+    assert KEPT_S - 5 <= await redis_client.ttl(f"{redis_prefix}figures:{SECOND}:5") <= KEPT_S
+    assert not await redis_client.exists(f"{redis_prefix}figures:{SECOND + 5}:5")
+
+
+async def test_what_is_old_is_read_by_fives(redis_client: Redis, redis_prefix: str) -> None:
+    """Whatever the pieces that it is read in, nothing is lost or counted twice between fives and seconds."""
+    now = Now()
+    workers = [RedisFigures(redis_client, redis_prefix, now_s=now) for _ in range(2)]
+    length = FINE_S + 60
+    for _ in range(length):
+        for worker in workers:
+            worker.ended(answered())
+        now.s += 1
+        for worker in workers:
+            await worker.flush()
+    source = RedisFigureSource(redis_client, redis_prefix, now_s=now)
+    found = await source.read(SECOND, SECOND + length)
+    assert sorted(found) == [*range(SECOND, SECOND + 60, 5), *range(SECOND + 60, SECOND + length)]
+    assert sum(figures[AT].requests for figures in found.values()) == 2 * length
+    assert found[SECOND][AT].requests == sum(found[SECOND][AT].whole.values()) == 10
+    for middle in (SECOND + 7, SECOND + 62):
+        first, second = await source.read(SECOND, middle), await source.read(middle, SECOND + length)
+        assert {**first, **second} == found
+    assert min(await source.read(SECOND + 1, SECOND + length)) == SECOND + 5  # none that began before
+
+
+async def test_what_is_left_at_the_end_is_written(redis_client: Redis, redis_prefix: str) -> None:
+    now = Now()
+    worker = RedisFigures(redis_client, redis_prefix, now_s=now)
     worker.ended(answered())
-    await worker.flush()
-    assert KEPT_S - 5 <= await redis_client.ttl(f"{redis_prefix}figures:{SECOND}") <= KEPT_S
+    await worker.close()
+    now.s += 2 * FINE_S
+    source = RedisFigureSource(redis_client, redis_prefix, now_s=now)
+    assert numbers((await source.read(SECOND, SECOND + 5))[SECOND])[AT]["requests"] == 1
 
 
 async def test_an_hour_is_read_in_parts(redis_client: Redis, redis_prefix: str) -> None:
@@ -182,7 +219,7 @@ async def test_memory_is_bounded(redis_client: Redis, redis_prefix: str, monkeyp
 
 async def test_fields_of_another_version_are_left_out(redis_client: Redis, redis_prefix: str) -> None:
     name = '["t", "r", "triton", "m", "1"]'
-    fields = {f"{name}|requests": 2, f"{name}|w50": 2, f"{name}|news": 7, "no series|requests": 1, f"{name}|wx": 1}
+    fields = {name: '{"requests":2,"w50":2,"news":7,"wx":1}', "no series": '{"requests":1}'}
     await redis_client.hset(f"{redis_prefix}figures:{SECOND}", mapping=fields)
     found = await RedisFigureSource(redis_client, redis_prefix).read(SECOND, SECOND + 1)
     assert found == {SECOND: {AT: Tally(requests=2, whole={50: 2})}}
