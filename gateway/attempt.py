@@ -105,7 +105,7 @@ class Attempt:
         has_begun / has_failed: a part of its answer has come; it failed.
         is_turned_away: it failed before the place had any work with it.
         work: what a generative request will take, where the choice of the place or a queue had to know it.
-        check: called right before it is sent; raises the `GatewayError` for which it must not be any more.
+        check: called right before it is sent; raises the `GatewayError` or `BackendError` for which it must not be.
     """
 
     request: InferenceRequest

@@ -226,6 +226,8 @@ class Pipeline:
                         yield part
             except BackendError as failed:
                 walk.faults.append(failed.fault)
+                if failed.fault.kind is FaultKind.SKIPPED:
+                    self._refuse_blocked(walk)
                 if walk.request.sequence is not None:
                     await self.sequences.failed(walk.request, step.place, failed.fault)
                 if walk.route is not None:  # a part has left: no second backend may continue it
@@ -266,11 +268,24 @@ class Pipeline:
 
     def _why_not_now(self, place: Place, walk: Walk) -> str | None:
         """Why `place` may not be tried any more; what keeps the state of its sequence may be, while it is drained."""
-        sequence = walk.request.sequence
-        if sequence is None or sequence.is_start:
-            return self.why_not(place)
-        closing = self.rules.current().switches.closing(place, self.wall_clock() // 1000, has_begun=True)
+        return self._closed(place, walk) if walk.has_begun else self.why_not(place)
+
+    def _closed(self, place: Place, walk: Walk) -> str | None:
+        """Which switch keeps it from `place` now."""
+        switches = self.rules.current().switches
+        closing = switches.closing(place, self.wall_clock() // 1000, has_begun=walk.has_begun) if switches else None
         return f"closed by {closing}" if closing else None
+
+    def _check_sending(self, walk: Walk, place: Place) -> None:
+        """Raise what keeps it from being sent to `place`, whose server it may have waited for."""
+        walk.check_turn()
+        rules = self.rules.current()
+        if rules is walk.rules or not rules.switches:
+            return
+        switch = rules.switches.refusing(walk.request, self.wall_clock() // 1000)
+        reason = f"refused by {switch}" if switch else self._closed(place, walk)
+        if reason:  # as of a place that cannot take it: its hedge, if there is one, is under way and may go on
+            raise BackendError(Fault(kind=FaultKind.SKIPPED, message=reason))
 
     def _in_order(self, walk: Walk, parts: AsyncGenerator[Part]) -> AsyncGenerator[Part]:
         """`parts`, held back until the request's turn where its order says so."""
@@ -290,7 +305,7 @@ class Pipeline:
                 step=at,
                 on=self,
                 work=walk.estimate.known,
-                check=walk.check_turn,
+                check=lambda: self._check_sending(walk, at.place),
             )
             walk.attempts.append(made)
             return made

@@ -265,3 +265,42 @@ async def test_a_drain_counts_down_what_is_under_way():
         await asyncio.gather(*asked)
         assert report(gw.pipeline)["drains"] == {"d": 0}
         assert not gw.pipeline.under_way
+
+
+@pytest.mark.parametrize(
+    ("one", "status"),
+    [
+        (switch("drain", "backend", "triton"), 200),
+        (switch("block", "tenant", "t1"), 503),
+        (switch("drain", "everything"), 503),
+    ],
+)
+async def test_what_waits_for_a_server_is_not_sent_there_any_more(one: Switch, status: int):
+    """What is drained counts what was sent: nothing may be added to it."""
+    hold = asyncio.Event()
+    async with plane(rule("r", fallback=[target("local")]), hold=hold, max_in_flight=1) as gw:
+        first = asyncio.create_task(gw.post(*EMBED))
+        await until(lambda: gw.backends["triton"].calls)
+        second = asyncio.create_task(gw.post(*EMBED))
+        await until(lambda: gw.loads == {"triton": 2})
+        put(gw, one)
+        hold.set()
+        assert (await first).status_code == 200
+        answer = await second
+        assert answer.status_code == status
+        assert len(gw.backends["triton"].calls) == 1
+        assert len(gw.backends["local"].calls) == (status == 200)
+        assert not gw.loads
+        if status != 200:
+            assert answer.json()["code"] == "blocked"
+
+
+async def test_an_answer_that_is_kept_is_not_given_while_its_caller_is_blocked():
+    async with plane(rule("r")) as gw:
+        headers = {"idempotency-key": "k"}
+        assert (await gw.post(*EMBED, **headers)).status_code == 200
+        put(gw, switch("block", "tenant", "t1"))
+        assert (await gw.post(*EMBED, **headers)).json()["code"] == "blocked"
+        put(gw)
+        again = await gw.post(*EMBED, **headers)
+        assert (again.status_code, len(gw.backends["triton"].calls)) == (200, 1)
