@@ -352,6 +352,11 @@ class Pipeline:
         state = routing.State(why_not=self.why_not, loads=self.replica_loads, draw=self.draw, pool=pool, forced=forced)
         return routing.plan_by(walk.rule, rules.revision, walk.request, state)
 
+    def is_refused(self, request: InferenceRequest) -> bool:
+        """Whether a switch keeps such a request from being served now."""
+        switches = self.rules.current().switches
+        return bool(switches) and switches.refusing(request, self.wall_clock() // 1000) is not None
+
     def why_not(self, place: Place) -> str | None:
         """None where `place` may be tried now, else the reason."""
         if place.backend not in self.backends:

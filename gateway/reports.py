@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.core.switches import Scope, is_for_places
-from gateway.core.types import Place
+from gateway.core.types import InferenceRequest, Place
 from gateway.pipeline import Pipeline
+from gateway.shadowing import Copy
 from gateway.walk import Walk
 
 
@@ -25,12 +26,13 @@ def report(pipeline: Pipeline) -> Mapping[str, Any]:
     now_us = pipeline.clock()
     walks = list(pipeline.under_way.values())
     at = Counter(place for walk in walks for place in walk.places())
-    copies = Counter(pipeline.shadows.places()) if pipeline.shadows else Counter[Place]()
+    copies = list(pipeline.shadows.at_servers()) if pipeline.shadows else []
+    at.update(copy.place for copy in copies)
     backends = pipeline.backends
     shut = ((place, pipeline.board.why_not(place, now_us)) for place in pipeline.board.all())
     return {
         "at_ms": pipeline.wall_clock() // 1000,
-        "in_flight": [[*_row(place), count] for place, count in (at + copies).items()],
+        "in_flight": [[*_row(place), count] for place, count in at.items()],
         "tasks": dict(Counter(walk.task.name for walk in walks)),
         "waiting": {name: sum(gate.waiting().values()) for name, gate in pipeline.gates.items()},
         "shut": [[*_row(place), reason] for place, reason in shut if reason],
@@ -70,19 +72,20 @@ def _engines(pipeline: Pipeline) -> list[list[Any]]:
     return rows
 
 
-def _drains(pipeline: Pipeline, walks: Iterable[Walk], copies: Mapping[Place, int]) -> dict[str, int]:
-    """By the id of each drain: how many requests of its scope are not over."""
+def _drains(pipeline: Pipeline, walks: Iterable[Walk], copies: Iterable[Copy]) -> dict[str, int]:
+    """By the id of each drain: how many requests of its scope, and copies, are not over."""
     switches = pipeline.rules.current().switches.in_force(pipeline.wall_clock() // 1000)
+    under_way = [(walk.request, tuple(walk.places())) for walk in walks]
+    under_way += [(copy.request, (copy.place,)) for copy in copies]
     return {
-        one.id: sum(1 for walk in walks if _is_of(one.scope, walk))
-        + sum(count for place, count in copies.items() if one.scope.has_place(place))
+        one.id: sum(_is_of(one.scope, request, places) for request, places in under_way)
         for one in switches
         if one.action == "drain"
     }
 
 
-def _is_of(scope: Scope, walk: Walk) -> bool:
+def _is_of(scope: Scope, request: InferenceRequest, places: Iterable[Place]) -> bool:
     """Whether the request is among what a drain waits for."""
-    if is_for_places(scope) and any(scope.has_place(place) for place in walk.places()):
+    if is_for_places(scope) and any(scope.has_place(place) for place in places):
         return True
-    return scope.has_request(walk.request)
+    return scope.has_request(request)

@@ -66,6 +66,10 @@ class Plane(attempt.Plane, Protocol):
         """None where a real request may be sent to `place` now, else the reason: a breaker, a switch."""
         ...
 
+    def is_refused(self, request: InferenceRequest) -> bool:
+        """Whether a switch keeps such a request from being served now."""
+        ...
+
 
 class Compared(Protocol):
     """Hears that an answer of a series' place was held against its shadow's."""
@@ -184,9 +188,9 @@ class Shadows:
         """How many are under way."""
         return len(self._under_way)
 
-    def places(self) -> Iterator[Place]:
-        """Where they are."""
-        return (copy.place for copy in self._under_way.values() if copy.is_at_gate)
+    def at_servers(self) -> Iterator[Copy]:
+        """Those that are at the server of their `place` now."""
+        return (copy for copy in self._under_way.values() if copy.is_at_gate)
 
     def watch(self, request: InferenceRequest, rule: Rule | None, plan: Plan, *, on: Plane) -> Copy | None:
         """A real request goes where `plan` says: room is made for it, and chance says whether it is copied.
@@ -250,11 +254,12 @@ class Shadows:
             return None
         places = [replace(copy.place, replica=name) for name in backend.replicas()] or [copy.place]
         gate = copy.on.gates[copy.place.backend]
-        can = [place for place in places if self._is_open(place, copy.on)]
+        can = [place for place in places if self._is_open(place, copy)]
         return min(can, key=lambda place: gate.load(place.replica), default=None)
 
-    def _is_open(self, place: Place, on: Plane) -> bool:
-        is_shut = on.why_not(place) or self._board.why_not(place, on.clock())
+    def _is_open(self, place: Place, copy: Copy) -> bool:
+        on = copy.on
+        is_shut = on.is_refused(copy.request) or on.why_not(place) or self._board.why_not(place, on.clock())
         return not is_shut and self._has_room(place)
 
     def _make_way(self, places: Sequence[Place]) -> None:
@@ -273,7 +278,7 @@ class Shadows:
     async def _supervised(self, copy: Copy, real: _Real) -> None:
         try:
             # Between then and now others may have taken the place: from here to the gate nothing is waited for.
-            if self._is_open(copy.place, copy.on):
+            if self._is_open(copy.place, copy):
                 await self._sent(copy, real)
             else:
                 self._skip(copy, real)

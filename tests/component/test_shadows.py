@@ -33,6 +33,7 @@ from gateway.core.types import (
     Usage,
 )
 from gateway.core.watching.figures import Series
+from gateway.reports import report
 from gateway.shadowing import MAX_KEPT_BYTES, MOST_AT_ONCE, MOST_KEPT
 from gateway.tasks.chat import ChatInput
 from gateway.tasks.speech_activity import SpeechActivity
@@ -200,7 +201,7 @@ async def test_of_several_replicas_the_one_with_the_least_to_do_has_the_copy():
             await plane.ask()
             await until(lambda: len(copies.calls) == plane.shadows.in_flight)
         assert sorted(entry.call.replica for entry in copies.calls) == ["a", "a", "b", "b"]
-        assert sorted(place.replica for place in plane.shadows.places()) == ["a", "a", "b", "b"]
+        assert sorted(copy.place.replica for copy in plane.shadows.at_servers()) == ["a", "a", "b", "b"]
         go_on.set()
         assert (await plane.result(4)).pair.shadow == "shadow/s"
 
@@ -459,6 +460,39 @@ async def test_no_copy_is_sent_where_a_switch_says_so(action):
         plane.rules.replace(rules)
         await plane.ask()
         assert (plane.told.outcomes, copies.calls) == (["skipped"], [])
+
+
+def switched(plane: Shadowed, scope: Scope) -> None:
+    drain = Switch(id="x", action="drain", scope=scope, reason="", owner="", created_ms=0, expires_ms=2**60)
+    switches = Switches(revision=1, items=(drain,))
+    plane.rules.replace(RuleSet(revision=8, rules=parse_rules([RULE]), switches=switches))
+
+
+@pytest.mark.parametrize("scope", [Scope(kind="everything"), Scope(kind="tenant", name="t")])
+async def test_of_what_a_switch_refuses_no_copy_is_sent(scope):
+    """The request itself was under way when it was set."""
+    held, copies = asyncio.Event(), shadow()
+    async with shadowed(real(held, embedding()), copies) as plane:
+        asking = asyncio.create_task(plane.ask())
+        await until(lambda: plane.loads)
+        switched(plane, scope)
+        held.set()
+        assert len(await asking) == 3
+        assert (plane.told.outcomes, copies.calls) == (["skipped"], [])
+
+
+@pytest.mark.parametrize("kind", ["everything", "tenant", "task", "backend"])
+async def test_a_drain_waits_for_copies_too(kind):
+    names = {"everything": "", "tenant": "t", "task": "text-embedding", "backend": "shadow"}
+    held = asyncio.Event()
+    async with shadowed(real(), shadow([held, embedding()])) as plane:
+        await plane.ask()
+        await until(lambda: list(plane.shadows.at_servers()))
+        switched(plane, Scope(kind=kind, name=names[kind]))
+        assert report(plane.pipeline)["drains"] == {"x": 1}
+        held.set()
+        await plane.idle()
+        assert report(plane.pipeline)["drains"] == {"x": 0}
 
 
 async def test_a_backend_that_is_not_there_is_skipped():

@@ -83,7 +83,7 @@ async def test_triton_is_compared_with_the_local_runtime(plane, model):
 
 async def test_a_copy_that_is_taken_back_leaves_nothing_at_a_real_server(plane):
     await plane.ask(asked("same", sleeps_s=0.3))
-    await until(lambda: list(plane.shadows.places()))
+    await until(lambda: list(plane.shadows.at_servers()))
     await plane.shadows.close()
     assert (plane.loads, plane.told.results) == ({}, [])
     assert isinstance((await plane.ask(asked("same")))[1], Tensors)
