@@ -23,6 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 from gateway.admin_ports import Change
 from gateway.core.rules import Rule, RuleSet
 from gateway.core.rules.fields import RuleError
+from gateway.core.switches import NO_SWITCHES, Switches
 from gateway.stores.redis_script import UNREACHABLE, in_time, listen, load_script
 from gateway.stores.stored_rules import (
     REPORTED,
@@ -34,11 +35,13 @@ from gateway.stores.stored_rules import (
     frozen_until_ms,
     heading_text,
     history_key,
+    is_seed,
     number,
     read_rules,
     read_switches,
     rules_key,
     rules_text,
+    switches_of,
     switches_text,
     text,
     worker_key,
@@ -156,8 +159,8 @@ class RedisRuleSource:
         try:
             async with in_time(self._timeout_s):
                 stored = await self._read_and_report()
-                if stored[:2] == (None, None):
-                    await self._seed()
+                if stored[:2] == (None, None) or self._knows_more(stored):
+                    await self._seed(stored)
                     stored = await self._read_and_report()
                 if stored != self._seen:
                     self._take(stored)
@@ -171,21 +174,41 @@ class RedisRuleSource:
             self._reachable = True
             _log.warning("rules_store_restored", extra={"revision": self._current.revision})
 
-    async def _seed(self) -> None:
+    def _knows_more(self, stored: Stored) -> bool:
+        """Whether a worker that was behind has filled an empty Redis."""
+        current = self.current()
+        is_behind = number(stored[0]) < current.revision or number(switches_of(stored)[0]) < current.switches.revision
+        return is_behind and is_seed(stored)
+
+    async def _seed(self, stored: Stored) -> None:
         """Fill an empty Redis with the set in force: the file's, or after a loss the last one with the switches."""
         current, now_ms = self.current(), round(time.time() * 1000)
-        revision, switches = max(1, current.revision), current.switches.in_force(now_ms)
+        revision, switches = max(1, current.revision), self._switches_with(stored, now_ms)
         heading = heading_text(SEED, revision=revision, at_ms=now_ms, count=len(current.rules))
         args: list[str | int] = [revision, rules_text(current.rules), channel(self._prefix), heading]
-        args += [current.switches.revision, switches_text(switches), frozen_until_ms(switches)]
+        args += [switches.revision, switches_text(switches.items), frozen_until_ms(switches.items)]
+        args += [number(switches_of(stored)[0])]
         if await self._seed_script.run(self._client, [rules_key(self._prefix), history_key(self._prefix)], args):
-            _log.info("rules_seeded", extra={"revision": revision})
+            _log.info("rules_seeded", extra={"revision": revision, "switches": switches.revision})
+
+    def _switches_with(self, stored: Stored, now_ms: int) -> Switches:
+        """Those of this worker that have not ended, and those that an operator was quicker to set in an empty Redis."""
+        mine = self.current().switches
+        items, theirs = mine.in_force(now_ms), NO_SWITCHES
+        with contextlib.suppress(SwitchesError):
+            theirs = read_switches(switches_of(stored))
+        if theirs == NO_SWITCHES or is_seed(stored):
+            return Switches(revision=mine.revision, items=items)
+        known = {one.id for one in theirs.items}
+        more = tuple(one for one in items if one.id not in known)
+        revision = max(theirs.revision + 1, mine.revision) if more else 0
+        return Switches(revision=revision, items=(*theirs.items, *more))
 
     def _take(self, stored: Stored) -> None:
         """Put in force what has changed; each of rules and switches whole, or not at all."""
         seen, self._seen = self._seen, stored
-        rules, switches = stored[: len(RULES)], stored[len(RULES) :]
-        if switches != seen[len(RULES) :]:
+        rules, switches = stored[: len(RULES)], switches_of(stored)
+        if switches != switches_of(seen):
             self._take_switches(switches)
         if rules != seen[: len(RULES)]:
             self._take_rules(rules)

@@ -26,8 +26,8 @@ from gateway.core.switches import NO_SWITCHES, Switch, Switches, parse_switches,
 
 RULES: Final = ("revision", "rules", "at_ms")
 SWITCHES: Final = ("switches_revision", "switches")
-STORED: Final = (*RULES, *SWITCHES)
-"""What a worker reads, always all of it in one call."""
+STORED: Final = (*RULES, *SWITCHES, "seeded")
+"""What a worker reads, always all of it in one call. `seeded`: both revisions, as the last seed has left them."""
 REPORTED: Final = ("pid", "revision", "started", "state", "detail", "switches", "report")
 """What a worker says of itself."""
 KEPT: Final = 200
@@ -79,6 +79,16 @@ def number(value: Any) -> int:
         return int(value or 0)
     except ValueError:
         return 0
+
+
+def switches_of(stored: Stored) -> Stored:
+    """The values of `SWITCHES` out of those of `STORED`."""
+    return stored[len(RULES) : len(RULES) + len(SWITCHES)]
+
+
+def is_seed(stored: Stored) -> bool:
+    """Whether nobody has changed anything since a worker put it into an empty Redis; of the values of `STORED`."""
+    return text(stored[-1]) == f"{number(stored[0])}/{number(switches_of(stored)[0])}"
 
 
 def rules_text(rules: Sequence[Rule]) -> str:

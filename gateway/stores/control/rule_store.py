@@ -27,7 +27,6 @@ from gateway.stores.redis_script import answering, load_script
 from gateway.stores.stored_rules import (
     KEPT,
     REPORTED,
-    RULES,
     STORED,
     SWITCHES,
     Stored,
@@ -42,6 +41,7 @@ from gateway.stores.stored_rules import (
     read_switches,
     rules_key,
     rules_text,
+    switches_of,
     switches_text,
     text,
     worker_key,
@@ -73,7 +73,7 @@ class RedisRuleStore:
         """The newest set, under the switches of now; revision 0 and no rules where none was ever stored."""
         stored = await self._read(STORED)
         with contextlib.suppress(SwitchesError):  # what is wrong with them `switches` says
-            switches = read_switches(stored[len(RULES) :])
+            switches = read_switches(switches_of(stored))
             return self._rule_set(stored, switches)
         return self._rule_set(stored, NO_SWITCHES)
 

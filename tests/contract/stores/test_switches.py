@@ -216,6 +216,56 @@ async def test_without_redis_the_last_switches_stay_and_end_by_themselves(starte
         await until(lambda: worker.current().switches.revision == 3)
 
 
+@pytest.fixture
+async def emptied(started, store, redis_server, redis_prefix, redis_client):
+    """A worker with the third revision and a switch, which does not look again; and a Redis that has lost it all."""
+    worker = await started(redis_server.url, redis_prefix)
+    await store.put(rules("second"), expected_revision=1)
+    await store.put(rules("third"), expected_revision=2)
+    await store.add_switch(block("s1"))
+    await until(lambda: (worker.current().revision, worker.current().switches.revision) == (3, 1))
+    for task in worker._tasks:
+        task.cancel()
+    await redis_client.delete(f"{redis_prefix}{{rules}}", f"{redis_prefix}{{rules}}:history")
+    return worker
+
+
+async def test_a_worker_that_knows_more_seeds_after_one_that_has_just_begun(
+    emptied, started, store, redis_server, redis_prefix
+):
+    fresh = await started(redis_server.url, redis_prefix, "w2")
+    assert (fresh.current().revision, fresh.current().switches.items) == (1, ())
+    await emptied._refresh()
+    await fresh._refresh()
+    for held in (await store.get(), emptied.current(), fresh.current()):
+        assert (held.revision, [rule.name for rule in held.rules]) == (3, ["third"])
+        assert [one.id for one in held.switches.items] == ["s1"]
+    assert [one.revision for one in await store.revisions()] == [3, 1]
+    assert await store.put(rules("fourth"), expected_revision=3) == 4
+    await emptied._refresh()
+    assert emptied.current().revision == 4
+
+
+async def test_what_an_operator_has_changed_since_stands(emptied, started, store, redis_server, redis_prefix):
+    await started(redis_server.url, redis_prefix, "w2")
+    await store.put(rules("mine"), expected_revision=1)
+    await emptied._refresh()
+    assert [rule.name for rule in emptied.current().rules] == ["mine"]
+    assert (await store.get()).revision == 2
+
+
+async def test_a_switch_that_is_set_in_an_empty_redis_is_added(emptied, store, redis_client, redis_prefix):
+    await store.add_switch(block("s2"))
+    await emptied._refresh()
+    switches = (await store.get()).switches
+    assert ([one.id for one in switches.items], switches.revision) == (["s2", "s1"], 2)
+    assert emptied.current() == await store.get()
+    assert (await store.get()).revision == 3
+    await store.end_switch("s1")
+    await emptied._refresh()
+    assert [one.id for one in emptied.current().switches.items] == ["s2"]
+
+
 @pytest.mark.usefixtures("eager")
 async def test_a_redis_that_lost_everything_gets_switches_and_freezes_back(started, redis_prefix):
     with RedisServer() as server:
