@@ -257,6 +257,34 @@ async def test_a_split_that_was_edited_meanwhile_is_not_what_was_judged(world):
     assert (await world.audit.page())[0] == []
 
 
+class Stalled(RedisRuleStore):
+    """Redis is away for half a minute; an operator, quicker after it, takes the canary out and gives it its share."""
+
+    world: World | None = None
+
+    async def put(self, rules, *, expected_revision, **fields) -> int:
+        if self.world is not None:
+            world, self.world = self.world, None
+            world.clock.forward(30)
+            before = await world.rules.get()
+            await world.put(rule(90, 0))
+            await world.put(*before.rules)
+        return await super().put(rules, expected_revision=expected_revision, **fields)
+
+
+async def test_an_old_verdict_does_not_stand(world):
+    await world.put(rule(90, 10))
+    world.add(NEW, 100, failed=100)
+    stalled = Stalled(world.client, world.prefix, timeout_s=5)
+    stalled.world = world
+    guard = world.guard(stalled)
+    await guard.tick()
+    assert await world.weights() == [90, 10]
+    assert (await world.audit.page())[0] == []
+    await guard.tick()  # nothing has come since
+    assert await world.weights() == [90, 10]
+
+
 async def test_without_figures_nobody_is_judged(world):
     await world.put(rule(90, 10))
     world.figures.is_away = True

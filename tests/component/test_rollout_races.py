@@ -231,3 +231,12 @@ async def test_of_many_control_planes_one_makes_each_step(world):
     actions = [action for _, action in await world.entries()]
     assert actions == ["rollout.start", "rollout.step", "rollout.step", "rollout.done"]
     assert (await world.rules.get()).revision == 4
+
+
+async def test_of_two_who_promote_at_the_same_time_one_does(world):
+    await world.seed()
+    one = await world.begin(steps=[1, 10, 50, 100], hold_s=1000)
+    answers = await asyncio.gather(*(world.admin.post(f"/rollouts/{one['id']}/promote") for _ in range(2)))
+    assert sorted(answer.status_code for answer in answers) == [200, 409]
+    assert (await world.get(one["id"]))["percent"] == 10
+    assert (await world.admin.post(f"/rollouts/{one['id']}/promote")).json()["percent"] == 50

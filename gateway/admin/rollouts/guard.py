@@ -24,6 +24,9 @@ from gateway.core.types import Place
 
 EVERY_S: Final = 1.0
 CLAIM: Final = "*"  # no rule has this name
+STANDS_MS: Final = (
+    5000  # that a verdict waits for Redis, or other writers; an older one may be of what an operator undid
+)
 _SECOND_MS: Final = 1000
 
 _log = logging.getLogger(__name__)
@@ -121,10 +124,12 @@ class Guard:
         if await self._is_rolled_out(judged.name):
             return
         weight, changed = next(one.weight for one in judged.split if one.place == target.place), False
+        until_ms = self._clock() + STANDS_MS
 
         async def rewrite(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
             nonlocal changed
-            made = tuple(canary_out(one, target) if _is_as_judged(one, judged) else one for one in rules)
+            stands = self._clock() <= until_ms
+            made = tuple(canary_out(one, target) if stands and _is_as_judged(one, judged) else one for one in rules)
             changed = made != rules
             return made
 

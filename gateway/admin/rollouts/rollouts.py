@@ -127,14 +127,19 @@ class Rollouts:
     async def promote(self, rollout_id: str, *, actor: str = "", note: str = "") -> Seen:
         """Go on to the next step now; from the last one: be done.
 
-        Raises `UnknownRollout`, `Frozen`, and `RolloutConflict` where it has ended or a bound of its guard is broken.
+        Raises `UnknownRollout`, `Frozen`, and `RolloutConflict` where it has ended, a bound of its guard is broken, or
+        it has gone on since it was asked for: of two who promote it at the same time one does.
         """
         wish = Wish(what="promoted", actor=actor, note=note)
+        asked = (await self.get(rollout_id)).rollout
 
         async def act() -> Seen:
-            return await self._run.look(await self._open(rollout_id), self._figures_of(rollout_id), wish)
+            seen = await self._open(rollout_id)
+            if seen.rollout.step != asked.step:
+                raise RolloutConflict(f"rollout {rollout_id} has gone on to {seen.rollout.percent} % meanwhile")
+            return await self._run.look(seen, self._figures_of(rollout_id), wish)
 
-        return await self._claimed_soon((await self.get(rollout_id)).rollout.rule, act)
+        return await self._claimed_soon(asked.rule, act)
 
     async def abort(self, rollout_id: str, *, actor: str = "", note: str = "") -> Seen:
         """Give the rule the split that it had. Raises `UnknownRollout`, `RolloutConflict`, `Frozen`."""
