@@ -35,7 +35,6 @@ from gateway.stores.stored_rules import (
     frozen_until_ms,
     heading_text,
     history_key,
-    is_seed,
     number,
     read_rules,
     read_switches,
@@ -91,6 +90,7 @@ class RedisRuleSource:
         self._seed_script = load_script("seed_rules")
         self._seen: Stored = ()
         self._rules_fault = self._switches_fault = ""
+        self._changed_ms = 0  # when somebody changed last what is held here
         self._started = 0
         self._reported_s = float("-inf")
         self._workers: tuple[str, ...] = ()
@@ -175,34 +175,37 @@ class RedisRuleSource:
             _log.warning("rules_store_restored", extra={"revision": self._current.revision})
 
     def _knows_more(self, stored: Stored) -> bool:
-        """Whether a worker that was behind has filled an empty Redis."""
-        current = self.current()
-        is_behind = number(stored[0]) < current.revision or number(switches_of(stored)[0]) < current.switches.revision
-        return is_behind and is_seed(stored)
+        """Whether Redis has forgotten changes that this worker has taken.
+
+        It was restored without its last second, or a worker that was behind was the first to fill it.
+        """
+        held = self._held
+        is_behind = number(stored[0]) <= held.revision and number(switches_of(stored)[0]) <= held.switches.revision
+        return is_behind and number(stored[-1]) < self._changed_ms
 
     async def _seed(self, stored: Stored) -> None:
         """Fill an empty Redis with the set in force: the file's, or after a loss the last one with the switches."""
-        current, now_ms = self.current(), round(time.time() * 1000)
-        revision, switches = max(1, current.revision), self._switches_with(stored, now_ms)
-        heading = heading_text(SEED, revision=revision, at_ms=now_ms, count=len(current.rules))
-        args: list[str | int] = [revision, rules_text(current.rules), channel(self._prefix), heading]
+        held, now_ms = self._held, round(time.time() * 1000)
+        revision, switches = max(1, held.revision), self._switches_with(stored, now_ms)
+        heading = heading_text(SEED, revision=revision, at_ms=now_ms, count=len(held.rules))
+        args: list[str | int] = [revision, rules_text(held.rules), channel(self._prefix), heading]
         args += [switches.revision, switches_text(switches.items), frozen_until_ms(switches.items)]
-        args += [number(switches_of(stored)[0])]
+        args += [number(switches_of(stored)[0]), self._changed_ms]
         if await self._seed_script.run(self._client, [rules_key(self._prefix), history_key(self._prefix)], args):
             _log.info("rules_seeded", extra={"revision": revision, "switches": switches.revision})
 
     def _switches_with(self, stored: Stored, now_ms: int) -> Switches:
         """Those of this worker that have not ended, and those that an operator was quicker to set in an empty Redis."""
-        mine = self.current().switches
+        mine = self._held.switches
         items, theirs = mine.in_force(now_ms), NO_SWITCHES
-        with contextlib.suppress(SwitchesError):
-            theirs = read_switches(switches_of(stored))
-        if theirs == NO_SWITCHES or is_seed(stored):
+        if stored[:2] == (None, None):
+            with contextlib.suppress(SwitchesError):
+                theirs = read_switches(switches_of(stored))
+        if theirs == NO_SWITCHES:
             return Switches(revision=mine.revision, items=items)
         known = {one.id for one in theirs.items}
         more = tuple(one for one in items if one.id not in known)
-        revision = max(theirs.revision + 1, mine.revision) if more else 0
-        return Switches(revision=revision, items=(*theirs.items, *more))
+        return Switches(revision=max(theirs.revision + 1, mine.revision), items=(*theirs.items, *more))
 
     def _take(self, stored: Stored) -> None:
         """Put in force what has changed; each of rules and switches whole, or not at all."""
@@ -212,6 +215,8 @@ class RedisRuleSource:
             self._take_switches(switches)
         if rules != seen[: len(RULES)]:
             self._take_rules(rules)
+        if not self._rules_fault and not self._switches_fault:
+            self._changed_ms = number(stored[-1])
 
     def _take_switches(self, stored: Stored) -> None:
         """The rules under them stay as they are, and are not read anew."""
@@ -268,9 +273,14 @@ class RedisRuleSource:
             raise stored
         return tuple(stored)
 
+    @property
+    def _held(self) -> RuleSet:
+        """The newest set, though its instant may be yet to come."""
+        return self._coming.rules if self._coming is not None else self._current
+
     def _said(self) -> dict[Any, Any]:
         """What this worker says of itself now."""
-        held = self._coming.rules if self._coming is not None else self._current
+        held = self._held
         faults = [fault for fault in (self._rules_fault, self._switches_fault) if fault]
         state = "refused" if faults else "serving"
         told = (os.getpid(), held.revision, self._started, state, "; ".join(faults), held.switches.revision)

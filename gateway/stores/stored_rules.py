@@ -3,8 +3,9 @@
 All in one slot of a Redis Cluster, so that a worker needs one node alone to follow:
 - `{prefix}{rules}`: a hash of `revision`, `rules` (the JSON of `core.rules.rules_document`), `at_ms` (from when they
   are in force, in Unix milliseconds; 0 or missing = at once), `switches_revision`, `switches` (the JSON of
-  `core.switches.switches_document`; both missing = there are none) and `frozen_until_ms` (until when rules may not be
-  changed, by the clock of Redis);
+  `core.switches.switches_document`; both missing = there are none), `frozen_until_ms` (until when rules may not be
+  changed, by the clock of Redis) and `changed_ms` (when somebody changed rules or switches last, by the same clock, and
+  always later than before; missing = nobody has);
 - `{prefix}{rules}:history`: a hash of the newest revisions, each in two fields: `<revision>`, its heading, and
   `<revision>:rules`;
 - `{prefix}{rules}:worker:<id>`: a hash that a worker renews twice a second and that expires 5 s after its last word;
@@ -26,8 +27,8 @@ from gateway.core.switches import NO_SWITCHES, Switch, Switches, parse_switches,
 
 RULES: Final = ("revision", "rules", "at_ms")
 SWITCHES: Final = ("switches_revision", "switches")
-STORED: Final = (*RULES, *SWITCHES, "seeded")
-"""What a worker reads, always all of it in one call. `seeded`: both revisions, as the last seed has left them."""
+STORED: Final = (*RULES, *SWITCHES, "changed_ms")
+"""What a worker reads, always all of it in one call."""
 REPORTED: Final = ("pid", "revision", "started", "state", "detail", "switches", "report")
 """What a worker says of itself."""
 KEPT: Final = 200
@@ -84,11 +85,6 @@ def number(value: Any) -> int:
 def switches_of(stored: Stored) -> Stored:
     """The values of `SWITCHES` out of those of `STORED`."""
     return stored[len(RULES) : len(RULES) + len(SWITCHES)]
-
-
-def is_seed(stored: Stored) -> bool:
-    """Whether nobody has changed anything since a worker put it into an empty Redis; of the values of `STORED`."""
-    return text(stored[-1]) == f"{number(stored[0])}/{number(switches_of(stored)[0])}"
 
 
 def rules_text(rules: Sequence[Rule]) -> str:

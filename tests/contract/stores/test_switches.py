@@ -246,6 +246,27 @@ async def test_a_worker_that_knows_more_seeds_after_one_that_has_just_begun(
     assert emptied.current().revision == 4
 
 
+async def test_what_redis_has_forgotten_of_the_last_second_is_put_back(
+    started, store, redis_server, redis_prefix, redis_client
+):
+    """As after a crash, with `appendfsync everysec`, or as a replica that takes over has it."""
+    worker, key = await started(redis_server.url, redis_prefix), f"{redis_prefix}{{rules}}"
+    await store.put(rules("second"), expected_revision=1)
+    older = await redis_client.dump(key)
+    await store.put(rules("third"), expected_revision=2)
+    await store.add_switch(block("s1"))
+    await until(lambda: (worker.current().revision, worker.current().switches.revision) == (3, 1))
+    await redis_client.restore(key, 0, older, replace=True)
+    await until_async(lambda: revision_is(store, 3))
+    now = await store.get()
+    assert (now, [one.id for one in now.switches.items]) == (worker.current(), ["s1"])
+    assert [rule.name for rule in now.rules] == ["third"]
+
+
+async def revision_is(store: RedisRuleStore, revision: int) -> bool:
+    return (await store.get()).revision == revision
+
+
 async def test_what_an_operator_has_changed_since_stands(emptied, started, store, redis_server, redis_prefix):
     await started(redis_server.url, redis_prefix, "w2")
     await store.put(rules("mine"), expected_revision=1)
