@@ -153,10 +153,10 @@ class Pipeline:
     def _now_s(self) -> float:
         return self.wall_clock() / 1e6
 
-    def _refuse_blocked(self, walk: Walk) -> None:
-        """Raise `Blocked` where a switch that is in force now stops it."""
+    def _refuse_blocked(self, walk: Walk, request: InferenceRequest | None = None) -> None:
+        """Raise `Blocked` where a switch that is in force now stops it, or `request` in its stead."""
         now_ms = self.wall_clock() // 1000
-        switch = self.rules.current().switches.refusing(walk.request, now_ms)
+        switch = self.rules.current().switches.refusing(request or walk.request, now_ms)
         if switch is not None:
             walk.refused_by = switch
             raise blocked(switch, now_ms)
@@ -203,9 +203,11 @@ class Pipeline:
         """Plan where it goes, by the rules that are in force now: it may have waited for its turn. Raises `Blocked`."""
         if walk.rules is not self.rules.current():
             self._take_rule(walk)
-        walk.plan = self._planned(walk)
+        plan = walk.plan = self._planned(walk)
         if walk.request.sequence is not None:  # what has begun goes on where its state is
-            walk.plan = await self.sequences.route(walk.request, walk.plan)
+            walk.plan = await self.sequences.route(walk.request, plan)
+            if walk.plan is plan:  # no state of it is kept anywhere that a drain would have to spare
+                self._refuse_blocked(walk, replace(walk.request, sequence=None))
         if self.shadows is not None:
             walk.shadow = self.shadows.watch(walk.request, walk.rule, walk.plan, on=self)
 

@@ -10,6 +10,8 @@ import pytest
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.errors import Fault, FaultKind
 from gateway.core.rules import parse_rules
+from gateway.core.switches import Scope, Switch, Switches
+from gateway.reports import report
 from gateway.stores.redis_script import connect
 from gateway.stores.redis_sequences import RedisSequenceStore
 from tests.kit import stateful
@@ -298,3 +300,49 @@ async def test_a_task_without_state_takes_no_sequence():
         infer = await gw.post("/v1/infer", {"task": "total", "input": {"number": 1}}, **{"x-sequence-id": "1"})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "x-sequence-id")
     assert infer.json()["code"] == "sequence_unknown"
+
+
+# --- while something is drained ------------------------------------------------------------------------
+
+
+def drain(gw, kind: str, name: str = "", action: str = "drain") -> None:
+    scope = Scope(kind=kind, name=name)
+    one = Switch(id="s", action=action, scope=scope, reason="", owner="", created_ms=0, expires_ms=2**50)
+    gw.rules.replace(replace(gw.rules.current(), switches=Switches(revision=1, items=(one,))))
+
+
+SCOPES = [("everything", ""), ("tenant", "t1"), ("task", "total"), ("backend", "triton"), ("replica", "triton@a")]
+
+
+@pytest.mark.parametrize(("kind", "name"), SCOPES)
+async def test_what_has_begun_goes_on_and_ends_while_it_is_drained(store, kind, name):
+    triton = StatefulBackend("triton", "a")
+    async with gateway(triton, sequence_store=store) as gw:
+        await total(gw, "s", 1, "start")
+        drain(gw, kind, name)
+        assert (await send(gw, "t", 1, "start")).status_code == 503
+        assert [await total(gw, "s", 1), await total(gw, "s", 1, "end")] == [2, 3]
+        assert (await send(gw, "s", 1)).status_code in (400, 503)  # it has ended
+        assert report(gw.pipeline)["drains"] == {"s": 0}
+        assert len(triton.calls) == 3
+
+
+@pytest.mark.parametrize(("kind", "name"), SCOPES)
+async def test_nothing_goes_on_while_it_is_blocked(kind, name):
+    triton = StatefulBackend("triton", "a")
+    async with gateway(triton) as gw:
+        await total(gw, "s", 1, "start")
+        drain(gw, kind, name, action="block")
+        assert (await send(gw, "s", 1)).status_code == 503
+        gw.rules.replace(replace(gw.rules.current(), switches=Switches()))
+        assert await total(gw, "s", 1, "end") == 2
+
+
+@pytest.mark.parametrize(("kind", "name"), SCOPES)
+async def test_where_no_state_is_kept_nothing_has_begun(kind, name):
+    triton = StatefulBackend("triton", "a", facts=replace(FACTS, is_sequence=False))
+    async with gateway(triton) as gw:
+        assert await total(gw, "s", 1) == 1
+        drain(gw, kind, name)
+        assert (await send(gw, "s", 1)).status_code == 503
+        assert len(triton.calls) == 1

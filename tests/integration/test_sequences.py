@@ -12,7 +12,7 @@ import pytest
 from tritonclient import grpc
 
 from tests.kit.servers import Server, running
-from tests.kit.serving import KEY, children, serving
+from tests.kit.serving import KEY, children, control_plane, serving
 from tests.kit.wait import until_async
 from tests.parity.client_models import TOTAL
 
@@ -147,3 +147,33 @@ async def test_equal_ids_of_two_tenants_do_not_meet(http):
             assert total(answer) == totals[key]
     assert totals == {KEY: 5, OTHER_KEY: 50}
     assert (await send(http, 7, 1, key=OTHER_KEY)).status_code == 400
+
+
+async def test_a_replica_is_drained_and_its_sequences_end_cleanly(tmp_path, http, servers):
+    """Before its server is stopped: what lives there goes on to its end, and what begins does so elsewhere."""
+    old, new = ([f"{name}{n}" for n in range(SEQUENCES // 2)] for name in ("old", "new"))
+
+    async def go_on(ids: list[str], steps: int, **flags: bool) -> None:
+        totals = [total(answer) for answer in await step(http, ids, 1, **flags)]
+        assert totals == [steps * (1 + index) for index in range(len(ids))]
+
+    await go_on(old, 1, start=True)
+    async with control_plane(tmp_path / "serving.yaml") as admin:
+        scope = {"replica": servers[0].grpc}
+        body = {"action": "drain", "scope": scope, "reason": "it gets a new card", "ttl_s": 600}
+        switch = (await admin.post("/switches", json=body)).json()
+        assert switch["applied"]["workers"] == switch["applied"]["of"] == 2
+        before = [await inferences(server) for server in servers]
+        assert min(before) > 0
+        await go_on(new, 1, start=True)
+        assert await inferences(servers[0]) == before[0]
+        await go_on(old, 2)
+        await go_on(old, 3, end=True)
+        assert await inferences(servers[0]) == 3 * before[0]
+
+        async def is_drained() -> bool:
+            return (await admin.get("/switches")).json()["items"][0]["is_drained"] is True
+
+        await until_async(is_drained)
+        await go_on(new, 2, end=True)
+        assert await inferences(servers[0]) == 3 * before[0]
