@@ -1,15 +1,18 @@
 """What rules and switches make of requests, through the whole data plane."""
 
 import asyncio
+import contextlib
+import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
-from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.scripted import Pause, ScriptedBackend
 from gateway.core.errors import Fault, FaultKind
 from gateway.core.rules import parse_rules
 from gateway.core.switches import Scope, Switch, Switches
@@ -304,3 +307,44 @@ async def test_an_answer_that_is_kept_is_not_given_while_its_caller_is_blocked()
         put(gw)
         again = await gw.post(*EMBED, **headers)
         assert (again.status_code, len(gw.backends["triton"].calls)) == (200, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_nothing_stays_under_way(seed: int):
+    """Callers that leave, places that fail and are slow, hedges, orders, stored answers, and switches meanwhile."""
+    chance = random.Random(seed)  # noqa: S311 - the same each time
+
+    def scripts(name: str) -> ScriptedBackend:
+        slow, bad = Pause(us=3000), Fault(kind=FaultKind.UNAVAILABLE, message="away")
+        steps = [[embedding()], [slow, embedding()], [bad], [slow, bad]]
+        return ScriptedBackend(name, *(chance.choice(steps) for _ in range(400)))
+
+    hedged = rule("r", hedge=True, retries=2, fallback=[target("local")], limits=[{"concurrent": 1000}])
+    switches = [
+        switch("drain", "backend", "triton"),
+        switch("block", "tenant", "t1"),
+        switch("force_fallback"),
+        switch("drain", "everything"),
+    ]
+
+    async def ask(gw: Harness, number: int) -> None:
+        headers = {}
+        if chance.random() < 0.3:
+            headers["x-ordering-key"] = f"o{number % 3}"
+        if chance.random() < 0.3:
+            headers["idempotency-key"] = f"k{number % 7}"
+        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(chance.choice([0.001, 0.005, 5])):
+                await gw.post(*EMBED, **headers)
+
+    async with running([scripts("triton"), scripts("local")], rules=[hedged], max_in_flight=4) as gw:
+        for _ in range(10):
+            put(gw, *chance.sample(switches, chance.choice([0, 0, 1, 2])))
+            await asyncio.gather(*(ask(gw, number) for number in range(30)))
+        put(gw, switch("drain", "everything"))
+        await until(lambda: not gw.pipeline.under_way)
+        assert report(gw.pipeline)["drains"] == {"s": 0}
+        assert report(gw.pipeline)["in_flight"] == []
+        assert not gw.loads
+        assert gw.seen.in_flight == 0
+        assert {record.error.code if record.error else "" for record in gw.seen.records} >= {"", "blocked"}
