@@ -130,6 +130,24 @@ async def test_a_first_step_that_was_cut_short_is_made(world):
     assert [seen.rollout.status for seen in await world.rollouts.recent()] == ["running"]
 
 
+async def test_a_first_step_that_was_cut_short_waits_for_a_freeze_to_end(world, caplog):
+    await world.seed()
+    with pytest.raises(RuntimeError):
+        await world.plane(Crashing(world.client, world.prefix, timeout_s=5)).begin("r", Course(target=Target(**NEW)))
+    freeze = await world.freeze()
+    await world.rollouts.tick()
+    await world.rollouts.tick()
+    (seen,) = await world.rollouts.recent()
+    assert (seen.rollout.status, len(seen.rollout.events)) == ("running", 1)
+    assert "frozen" in seen.rollout.held
+    assert "rollout_failed" not in caplog.text
+    assert len(await world.weights()) == 2
+    await world.rules.end_switch(freeze.id)
+    await world.rollouts.tick()
+    (seen,) = await world.rollouts.recent()
+    assert (seen.rollout.percent, seen.rollout.held) == (1, "")
+
+
 async def test_who_has_the_claim_acts(world):
     await world.seed()
     one = await world.begin(steps=[10, 100], hold_s=1)

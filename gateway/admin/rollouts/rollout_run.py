@@ -10,7 +10,7 @@ from gateway.admin.rollouts.recent_figures import RecentFigures
 from gateway.admin.routing.rule_writer import RuleWriter
 from gateway.admin.watching.workers import report_of
 from gateway.admin_ports import AuditEntry, AuditLog, Change, RuleStore
-from gateway.core.errors import BackendBroke, Frozen, GatewayError, RolloutConflict
+from gateway.core.errors import BackendBroke, Frozen, RolloutConflict
 from gateway.core.rollouts.guarding import NOTHING_SEEN, Conduct, Verdict, conduct, figures_of, judge, others_of
 from gateway.core.rollouts.progressive import (
     Advance,
@@ -92,7 +92,7 @@ class RolloutRun:
             return await self._end(seen, "aborted", taken_over(rule, rollout), wish=None)
         if not rollout.is_settled:
             if rollout.ending or not rollout.step or rule.split == rollout.forms[-1]:
-                return await self.put(seen)
+                return await self._put_or_hold(seen, None)
             rollout = withdrawn(rollout)  # a step that was cut short before it was made: its hold begins anew
         seen, verdict = await self._judged(rule, replace(seen, rollout=rollout), recent)
         frozen = await self.frozen()
@@ -173,10 +173,15 @@ class RolloutRun:
     async def _advance(self, seen: Seen, wish: Wish | None) -> Seen:
         now_ms = self._clock()
         before = noted(seen.rollout, str(wish), now_ms=now_ms) if wish else seen.rollout
+        planned = replace(seen, rollout=advanced(before, now_ms=now_ms))
+        return await self._put_or_hold(planned, wish, otherwise=seen)
+
+    async def _put_or_hold(self, planned: Seen, wish: Wish | None, *, otherwise: Seen | None = None) -> Seen:
+        """Put it; where that is refused nothing was changed, and it stays as it was, which an operator hears, too."""
         try:
-            return await self.put(replace(seen, rollout=advanced(before, now_ms=now_ms)), wish)
-        except (Frozen, RuleError) as error:  # nothing was changed
-            held = await self._hold(seen, error.detail if isinstance(error, GatewayError) else str(error))
+            return await self.put(planned, wish)
+        except (Frozen, RuleError) as error:
+            held = await self._hold(otherwise or planned, error.detail if isinstance(error, Frozen) else str(error))
             if wish is not None:
                 raise
             return held

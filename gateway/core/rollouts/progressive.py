@@ -257,7 +257,7 @@ def taken_back(rollout: Rollout, ending: Literal["aborted", "rolled_back"], reas
 
 def settled(rollout: Rollout, *, now_ms: int, revision: int) -> Rollout:
     """The rule has the last form, by `revision`: the step begins, or the rollout is over."""
-    now = replace(rollout, forms=rollout.forms[-1:], revision=revision, step_since_ms=now_ms)
+    now = replace(rollout, forms=rollout.forms[-1:], revision=revision, step_since_ms=now_ms, held="")
     if rollout.ending:
         return ended(now, rollout.ending, rollout.reason, now_ms=now_ms)
     return noted(now, f"{now.percent} %", now_ms=now_ms)
