@@ -131,7 +131,10 @@ class Pipeline:
     def _begin(self, request: InferenceRequest, on_admitted: Callable[[], object] = bool) -> Walk:
         task = self.tasks[request.task]
         estimate = Estimate(request, task, self)
-        return Walk(request=request, task=task, estimate=estimate, rules=self.rules.current(), on_admitted=on_admitted)
+        rules, until_us = self.rules.current(), request.deadline_us
+        return Walk(
+            request=request, task=task, estimate=estimate, until_us=until_us, rules=rules, on_admitted=on_admitted
+        )
 
     def _take_rule(self, walk: Walk) -> None:
         """Find its rule in the set in force now, and keep to its time limits. Raises `Blocked`."""
@@ -144,11 +147,14 @@ class Pipeline:
             self._refuse_blocked(walk)
         if rule is None:
             return
+        task, until_us = self.tasks[walk.request.task], walk.until_us  # not those of a rule before
         if rule.timeout_ms:
-            until_us = walk.request.received_us + rule.timeout_ms * 1000
-            walk.request = replace(walk.request, deadline_us=min(walk.request.deadline_us, until_us))
-        if rule.attempt_timeout_ms:
-            walk.task = replace(walk.task, attempt_timeout_us=rule.attempt_timeout_ms * 1000)
+            until_us = min(until_us, walk.request.received_us + rule.timeout_ms * 1000)
+        if until_us != walk.request.deadline_us:
+            walk.request = replace(walk.request, deadline_us=until_us)
+        walk.task = (
+            replace(task, attempt_timeout_us=rule.attempt_timeout_ms * 1000) if rule.attempt_timeout_ms else task
+        )
 
     def _now_s(self) -> float:
         return self.wall_clock() / 1e6

@@ -25,13 +25,15 @@ class Walk:
 
     Attributes:
         rules / rule: the set by which it is decided, and the rule of it that takes the request.
-        task: with the rule's time limits.
+        task: with the rule's time limits, as the request has its deadline.
+        until_us: the deadline without them.
         won: the attempt that answers.
     """
 
     request: InferenceRequest
     task: Task
     estimate: Estimate
+    until_us: int
     rules: RuleSet
     on_admitted: Callable[[], object] = bool  # which does nothing
     rule: Rule | None = None

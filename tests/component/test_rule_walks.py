@@ -139,6 +139,21 @@ async def test_who_shares_a_rules_limit(shared_by: str, others: int):
         assert other.status_code == others
 
 
+async def test_who_waited_for_its_turn_has_the_time_that_the_rule_of_now_gives():
+    hold = asyncio.Event()
+    slow = ScriptedBackend("local", (Pause(us=700_000), embedding()))
+    old = rule("old", timeout_ms=500, attempt_timeout_ms=499)
+    async with running([ScriptedBackend("triton", (hold, embedding())), slow], rules=[old]) as gw:
+        first = asyncio.create_task(gw.post(*EMBED, **{"x-ordering-key": "o"}))
+        await until(lambda: gw.backends["triton"].calls)
+        second = asyncio.create_task(gw.post(*EMBED, **{"x-ordering-key": "o"}))
+        await until(lambda: gw.seen.in_flight == 2)
+        gw.rules.replace(replace(gw.rules.current(), revision=8, rules=parse_rules([rule("new", [target("local")])])))
+        hold.set()
+        assert (await first).status_code == 200
+        assert (await second).status_code == 200
+
+
 async def test_who_waited_for_its_turn_goes_by_the_rules_of_now():
     hold = asyncio.Event()
     async with plane(rule("old"), hold=hold) as gw:
