@@ -505,3 +505,15 @@ async def test_each_change_is_told_to_the_audit_log(admin, audit):
     assert switched.after["changes"] == ["rule 'rest': enabled: true -> false"]
     assert (rolled.action, rolled.target, rolled.before) == ("rules.rollback", "revision 1", {"revision": 3})
     assert (stale.action, stale.outcome) == ("rules.put", "revision_stale")
+
+
+@pytest.mark.usefixtures("worker")
+async def test_of_many_who_change_the_newest_set_none_is_refused(admin, store):
+    """Each at once, and each on top of the others' changes."""
+    begun, many = (await store.get()).revision, 12
+    answers = await asyncio.gather(
+        *(admin.patch("/rules/canary", json={"weights": [n + 2, 1]}) for n in range(many)),
+    )
+    assert [answer.status_code for answer in answers] == [200] * many
+    assert sorted(answer.json()["revision"] for answer in answers) == list(range(begun + 1, begun + many + 1))
+    assert [one.revision for one in await store.revisions()] == list(range(begun + many, 0, -1))

@@ -47,7 +47,7 @@ from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document, warni
 from gateway.core.rules.diff import RuleChange, changes
 from gateway.core.rules.dry_run import DryRun, Sample, dry_run, sample_of
 
-ATTEMPTS: Final = 5  # of a PATCH that names no revision, against other writers
+ATTEMPTS: Final = 20  # of a PATCH that names no revision, against other writers
 PAGE: Final = 500  # of the request log
 AUDITED: Final = 50  # changes that an audit entry names
 DRY_RUN_S: Final = 5.0  # beyond which one ends without an answer
