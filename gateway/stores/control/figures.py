@@ -3,7 +3,7 @@
 Layout: `{prefix}figures:<Unix second>`, a hash of the series (JSON) and their counts (JSON: whole numbers by the names
 in `core.watching.figures.COUNTS`, and by `w<step>` and `f<step>` for the histograms of whole answers and of first
 tokens), kept for some minutes; and the same of five seconds each, `{prefix}figures:<its first second>:5`, for 70
-minutes: the longest that a guard looks back is an hour. Of 20 busy series that is about 15 MB.
+minutes: the longest that a guard looks back is an hour. Of 20 busy series that is 12 to 18 MB.
 """
 
 import json
