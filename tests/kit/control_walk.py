@@ -80,7 +80,7 @@ async def count_what_happens(client: Redis, prefix: str) -> None:
     for writer in (figures, requests, shadows):
         await writer.close()
         assert writer.lost == 0
-    found = await RedisFigureSource(client, prefix).read(99, 104)
+    found = await RedisFigureSource(client, prefix, now_s=lambda: 104).read(99, 104)
     counted = {second: sum(tally.requests for tally in tallies.values()) for second, tallies in found.items()}
     assert counted == {100: 2, 101: 1, 102: 1}
     log = RedisRequestLog(client, prefix, timeout_s=5)
