@@ -86,6 +86,16 @@ async def test_where_nothing_is_sent_it_says_why(world):
     await world.reports(w1={"replicas": {"llm": []}}, w2={"replicas": {"llm": []}})
     await world.pass_by(1)
     assert "nothing is sent there: backend is off" in (await world.get(one["id"]))["held"]
+    await world.reports(w1={"shut": [shut]}, w2={"shut": [shut], "replicas": {"triton": ["a:1", "b:1"]}})
+    await world.pass_by(1)  # a server that has started again: the time is counted anew
+    await world.reports(w1={"shut": [shut]}, w2={"shut": [shut]})
+    await world.pass_by(1)
+    await world.pass_by(29)
+    assert (await world.get(one["id"]))["status"] == "running"
+    await world.pass_by(2)
+    given_up = await world.get(one["id"])
+    assert given_up["status"] == "rolled_back"
+    assert "nothing could be sent there for 30 s: breaker open: unavailable" in given_up["reason"]
 
 
 async def test_figures_of_before_the_step_do_not_count(world):

@@ -81,7 +81,14 @@ class World:
         """These workers are there, and say so of their one Triton or of what else is given."""
         for name, report in workers.items():
             told = {"at_ms": 1, "replicas": {"triton": ["a:1"]}, **report}
-            said = {"pid": 1, "revision": 1, "started": 1, "state": "serving", "detail": "", "report": json.dumps(told)}
+            said = {
+                "pid": 1,
+                "revision": 99,
+                "started": 1,
+                "state": "serving",
+                "detail": "",
+                "report": json.dumps(told),
+            }
             await self.client.hset(f"{self.prefix}{{rules}}:worker:{name}", mapping=said)
             await self.client.sadd(f"{self.prefix}{{rules}}:workers", name)
 

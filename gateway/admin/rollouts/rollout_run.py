@@ -19,6 +19,7 @@ from gateway.core.rollouts.progressive import (
     Rollout,
     advanced,
     ended,
+    kept_out,
     next_step,
     noted,
     settled,
@@ -101,13 +102,12 @@ class RolloutRun:
         if wish is not None:
             _check_passable(following, is_frozen=bool(frozen))
         if isinstance(following, RollBack):
-            reason = f"{rollout.course.target.place}: {following.reason}"
-            return await self.put(replace(seen, rollout=taken_back(rollout, "rolled_back", reason)))
+            return await self._take_back(seen, following)
         if isinstance(following, Advance):
             return await self._advance(seen, wish)
         if isinstance(following, Hold):
-            lacks = following.reason and following.reason == verdict.lacks
-            return await self._hold(seen, following.reason + (await self._kept_out(rollout) if lacks else ""))
+            is_unseen = following.reason != "" and following.reason == verdict.lacks
+            return await (self._hold_or_give_up if is_unseen else self._hold)(seen, following.reason)
         return await self._end(seen, "done", "", wish=wish)
 
     async def put(self, seen: Seen, wish: Wish | None = None) -> Seen:
@@ -165,10 +165,25 @@ class RolloutRun:
         return seen, replace(whole, breach=lately.breach or whole.breach)
 
     async def _kept_out(self, rollout: Rollout) -> str:
-        """Why no worker sends the target anything: what is broken from the start is never seen failing often enough."""
+        """Why no worker sends the target anything; empty where one does, or no worker tells."""
         views = [view for view in map(report_of, await self._rules.workers()) if view.at_ms]
         reasons = [view.kept_out(rollout.course.target.place) for view in views]
-        return f"; nothing is sent there: {reasons[0]}" if reasons and all(reasons) else ""
+        return str(reasons[0]) if reasons and all(reasons) else ""
+
+    async def _hold_or_give_up(self, seen: Seen, lacks: str) -> Seen:
+        """Too little was seen: it waits for more, but not for ever where nothing more can come."""
+        why = await self._kept_out(seen.rollout)
+        following = kept_out(seen.rollout, why, now_ms=self._clock())
+        if isinstance(following, RollBack):
+            return await self._take_back(seen, following)
+        return await self._hold(
+            replace(seen, rollout=following), f"{lacks}; nothing is sent there: {why}" if why else lacks
+        )
+
+    async def _take_back(self, seen: Seen, why: RollBack) -> Seen:
+        """The split as it was before the rollout."""
+        reason = f"{seen.rollout.course.target.place}: {why.reason}"
+        return await self.put(replace(seen, rollout=taken_back(seen.rollout, "rolled_back", reason)))
 
     async def _advance(self, seen: Seen, wish: Wish | None) -> Seen:
         now_ms = self._clock()

@@ -22,6 +22,8 @@ ENDED: Final[tuple[Status, ...]] = ("done", "aborted", "rolled_back", "failed")
 Split = tuple[Target, ...]
 STEPS: Final = (1, 10, 50, WHOLE)
 MAX_EVENTS: Final = 100
+PATIENCE_MS: Final = 30_000
+"""With a target that no worker can send anything to: a server that starts again is back by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Rollout:
         forms: what the rule's split may be now; the last is what it is to be.
         ending: how it ends once the rule has the last form; empty: it goes on.
         held: why it does not go on, though its time has come; empty where nothing is in its way.
+        kept_out_ms: since when no worker can send anything to the target, in Unix milliseconds; None: some can.
         reason: why it has ended as it did.
         step_since_ms: from when the step is in force.
         revision: of the rules, with the last form.
@@ -79,6 +82,7 @@ class Rollout:
     status: Status = "running"
     ending: Literal["", "aborted", "rolled_back"] = ""
     held: str = ""
+    kept_out_ms: int | None = None
     reason: str = ""
     revision: int = 0
     actor: str = ""
@@ -158,6 +162,19 @@ def next_step(rollout: Rollout, verdict: Verdict, *, now_ms: int, obstacle: str 
     if not is_asked and not verdict.is_enough:
         return Hold(reason=verdict.lacks)
     return Done() if rollout.is_at_last else Advance(percent=rollout.course.steps[rollout.step + 1])
+
+
+def kept_out(rollout: Rollout, why: str, *, now_ms: int) -> Rollout | RollBack:
+    """What follows where too little was seen of the target and no worker can send it anything (`why`; empty: some can).
+
+    What is broken from the start is never seen failing often enough for a guard to judge it.
+    """
+    if not why:
+        return replace(rollout, kept_out_ms=None)
+    since_ms = now_ms if rollout.kept_out_ms is None else rollout.kept_out_ms
+    if now_ms - since_ms >= PATIENCE_MS:
+        return RollBack(reason=f"nothing could be sent there for {PATIENCE_MS // 1000} s: {why}")
+    return replace(rollout, kept_out_ms=since_ms)
 
 
 # --- rules ----------------------------------------------------------------------------------------
