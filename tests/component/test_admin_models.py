@@ -249,7 +249,7 @@ async def test_backends_are_told_as_the_configuration_has_them(monkeypatch):
         ("spare", "triton", off),
         ("local", "local", LOCAL),
         ("old", "local", off),
-        ("llm", "openai", ""),
+        ("llm", "openai", "not known now: no worker tells anything, or Redis does not answer"),
     ]
 
 

@@ -433,8 +433,10 @@ async def test_nothing_is_signed_with_what_is_no_secret_and_keys_are_good_all_th
     if isinstance(there, bytes):
         await redis_client.set(name, there)
     else:
-        await redis_client.delete(name)
-        await redis_client.rpush(name, *there)
+        async with redis_client.pipeline(transaction=True) as steps:  # a worker that sees none would make one
+            steps.delete(name)
+            steps.rpush(name, *there)
+            await steps.execute()
     await until(lambda: workers[0]._signing is None)
     with pytest.raises(KeysUnavailable):
         await workers[0].signing()
