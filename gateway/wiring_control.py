@@ -14,7 +14,7 @@ from gateway.admin.models.model_routes import ModelPlane
 from gateway.admin.plane import Plane
 from gateway.admin.rollouts.rollouts import rolling
 from gateway.backends.triton.backend import TritonBackend
-from gateway.settings import ConfigError, LLMSettings, LocalSettings, Settings
+from gateway.settings import BackendSettings, ConfigError, LLMSettings, LocalSettings, Settings
 from gateway.stores.control.audit import RedisAuditLog
 from gateway.stores.control.figures import RedisFigureSource
 from gateway.stores.control.requests import RedisRequestLog
@@ -88,13 +88,13 @@ async def _model_servers(settings: Settings, stack: AsyncExitStack) -> Servers:
     reachable: dict[str, ModelBackend] = {}
     unreachable: dict[str, str] = {}
     repositories: dict[str, str] = {}
-    kinds: dict[str, str] = {}
+    kinds = {name: backend.kind for name, backend in settings.backends.items()}
+    why_off = {name: why for name, backend in settings.backends.items() if (why := _why_off(backend))}
     for name, backend in settings.backends.items():
-        kinds[name] = backend.kind
         if isinstance(backend, LLMSettings):
             continue
         if not backend.enabled:
-            unreachable[name] = "it is switched off in the configuration"
+            unreachable[name] = why_off[name]
         elif isinstance(backend, LocalSettings):
             unreachable[name] = "it runs inside the data plane and cannot be reached from the control plane"
         else:
@@ -102,4 +102,18 @@ async def _model_servers(settings: Settings, stack: AsyncExitStack) -> Servers:
             stack.push_async_callback(reachable[name].close)
             if backend.repository is not None:
                 repositories[name] = str(backend.repository)
-    return Servers(reachable=reachable, unreachable=unreachable, kinds=kinds, repositories=repositories)
+    return Servers(
+        reachable=reachable, unreachable=unreachable, kinds=kinds, repositories=repositories, why_off=why_off
+    )
+
+
+def _why_off(backend: BackendSettings) -> str:
+    """Why no worker would have it on, as far as the configuration tells; empty where nothing in it would keep it off.
+
+    Whether a key is set is known to the workers alone: the control plane need not have any.
+    """
+    if not backend.enabled:
+        return "it is switched off in the configuration"
+    if isinstance(backend, LLMSettings) and backend.api_key_env:
+        return f"{backend.api_key_env}, its key, is not set where the workers run"
+    return ""

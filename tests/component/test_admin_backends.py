@@ -19,7 +19,8 @@ LOCAL = "it runs inside the data plane"
 SERVERS = Servers(
     reachable={"triton": ModelServerFake()},
     unreachable={"local": LOCAL},
-    kinds={"triton": "triton", "local": "local", "llm": "openai", "off": "anthropic"},
+    kinds={"triton": "triton", "local": "local", "llm": "openai", "off": "anthropic", "new": "openai"},
+    why_off={"off": "KEY is not set", "llm": "OTHER_KEY is not set"},
 )
 
 
@@ -60,7 +61,7 @@ async def test_workers_are_added_up(redis_client: Redis, redis_prefix: str) -> N
     )
     two = worker("w2", at_ms=2, in_flight=[["triton", "m", "1", "a", 1]], shut=[["triton", "*", "", "b", "away"]])
     found = await backends(redis_client, redis_prefix, one, two)
-    assert list(found) == ["triton", "local", "llm", "off"]
+    assert list(found) == ["triton", "local", "llm", "off", "new"]
     triton, llm = found["triton"], found["llm"]
     servers = {server["replica"]: server for server in triton["replicas"]}
     assert set(servers) == set(SERVERS.reachable["triton"].replicas())
@@ -81,7 +82,9 @@ async def test_workers_are_added_up(redis_client: Redis, redis_prefix: str) -> N
     ]
     local = found["local"]
     assert (local["detail"], local["replicas"][0]["live"], local["replicas"][0]["in_flight"]) == (LOCAL, True, 0)
-    assert (found["off"]["replicas"], found["off"]["detail"].startswith("no worker has it on")) == ([], True)
+    assert [one["is_on"] for one in found.values()] == [True, True, True, False, False]
+    assert (found["off"]["replicas"], found["off"]["detail"], llm["detail"]) == ([], "KEY is not set", "")
+    assert found["new"]["detail"].startswith("no worker has it on")
 
 
 async def test_what_all_workers_keep_out_is_not_live(redis_client: Redis, redis_prefix: str) -> None:
@@ -112,4 +115,4 @@ async def test_without_workers_there_is_what_was_probed(redis_client: Redis, red
     assert server["live"]
     assert server["latency_ms"] >= 0
     assert (server["in_flight"], server["waiting"], server["shut"]) == (None, None, [])
-    assert (found["llm"]["replicas"], found["llm"]["waiting"]) == ([], None)
+    assert (found["llm"]["replicas"], found["llm"]["waiting"], found["llm"]["is_on"]) == ([], None, None)

@@ -159,6 +159,14 @@ def is_problem(answer: httpx.Response, status: int, code: str, *words: str) -> N
 # --- what servers have ----------------------------------------------------------------------------
 
 
+async def test_a_backend_that_does_not_answer_is_named(plane):
+    for server in plane.server.servers.values():
+        server.down = "connection refused"
+    body = (await plane.http.get("/models")).json()
+    silent = {"backend": "triton", "reason": "it does not answer: connection refused"}
+    assert (body["items"], body["unreachable"]) == ([], [{"backend": "local", "reason": LOCAL}, silent])
+
+
 async def test_models_are_shown_by_server_with_their_counters_and_events(plane):
     plane.server.servers["a"].counts = {"1": (10, 1)}
     plane.server.servers["a"].failed = {"2": "Internal: RuntimeError: no\n\nAt:\n  model.py(6)"}

@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from gateway.admin.models.fleet import ModelBackend, Servers, Spot, everywhere, told
+from gateway.admin.models.fleet import LOOK_S, ModelBackend, Servers, Spot, everywhere, told
 from gateway.admin.models.model_bodies import BackendOut, BackendsOut, EngineOut, ServerOut
 from gateway.admin.watching.workers import report_of
 from gateway.admin_ports import RuleStore
@@ -18,7 +18,7 @@ from gateway.core.switches import NO_SWITCHES, Switches
 from gateway.core.types import Place
 from gateway.core.watching.worker_view import WorkerView
 
-OFF: Final = "no worker has it on: not enabled, or its key's variable is not set"
+OFF: Final = "no worker has it on: theirs may be another configuration"
 UNTOLD: Final = "not known now: no worker tells anything, or Redis does not answer"
 
 
@@ -94,7 +94,7 @@ def backend_routes(servers: Servers, rules: RuleStore | None) -> APIRouter:
     @router.get("/backends")
     async def get_backends() -> BackendsOut:
         """All backends: model servers that can be reached are probed now; the rest is as the workers see it."""
-        found, seen = await asyncio.gather(everywhere(servers.reachable, _probe), _read(rules))
+        found, seen = await asyncio.gather(everywhere(servers.reachable, _probe, timeout_s=LOOK_S), _read(rules))
         names = dict.fromkeys([*servers.reachable, *servers.unreachable, *servers.kinds, *seen.backends()])
         return BackendsOut(items=[_backend(name, servers, found, seen) for name in names])
 
@@ -124,12 +124,17 @@ def _backend(name: str, servers: Servers, found: Mapping[Spot, float | Fault], s
     probed = {spot: answer for spot, answer in found.items() if spot.backend == name}
     spots = list(probed) or [Spot(backend=name, replica=replica) for replica in seen.replicas(name)]
     detail = servers.unreachable.get(name, "")
-    untold = "" if spots else OFF if seen.is_known else UNTOLD
+    is_on = bool(seen.replicas(name)) if seen.is_known else None
+    if is_on is False:
+        detail = servers.why_off.get(name, OFF)
+    elif not spots:
+        detail = detail or UNTOLD
     return BackendOut(
         backend=name,
         kind=servers.kinds.get(name, ""),
         reachable=name in servers.reachable,
-        detail=detail or untold,
+        is_on=is_on,
+        detail=detail,
         repository=servers.repositories.get(name, ""),
         waiting=seen.waiting(name),
         replicas=[_server(spot, probed.get(spot), seen, is_only=len(spots) == 1) for spot in spots],

@@ -14,6 +14,7 @@ from gateway.model_control import ask_every_replica
 from gateway.ports import Backend, JsonObject, ModelServer
 
 ASK_S = 5.0  # for what a server has at hand: its index, its counters, a configuration
+LOOK_S = 2.0  # for the same where somebody looks at it, once and again: who needs longer than that is not well
 POLL_S = 0.1
 READY = "READY"
 # Triton lists a version that it had and has no more as UNAVAILABLE, and one that only lies on disk not at all.
@@ -29,13 +30,15 @@ class ModelBackend(Backend, ModelServer, Protocol):
 class Servers:
     """The backends with models: those that this process reaches, and why it does not reach the others.
 
-    `kinds` and `repositories` are what the configuration says of them.
+    `kinds` and `repositories` are what the configuration says of them; `why_off` has, for those that workers may have
+    to leave out, what the reason is when they do.
     """
 
     reachable: Mapping[str, ModelBackend] = field(default_factory=dict)
     unreachable: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     repositories: Mapping[str, str] = field(default_factory=dict)
+    why_off: Mapping[str, str] = field(default_factory=dict)
 
     def only(self, backend: str | None) -> "Servers":
         """Narrowed to one backend. Raises `UnknownModel` where there is none of that name to ask."""
@@ -215,12 +218,14 @@ def _caution(model: str, place: Place, config: JsonObject) -> str:
     return ""
 
 
-async def figures_of(servers: Mapping[str, ModelBackend]) -> dict[str, Sequence[ModelFigures]]:
+async def figures_of(
+    servers: Mapping[str, ModelBackend], *, timeout_s: float = ASK_S
+) -> dict[str, Sequence[ModelFigures]]:
     """What each backend counts; nothing for one that does not answer."""
 
     async def ask(server: ModelBackend) -> Sequence[ModelFigures]:
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(timeout_s):
                 return await server.figures()
         except (BackendError, TimeoutError):
             return ()

@@ -156,7 +156,8 @@ class BackendOut(_Body):
     backend: str
     kind: str
     reachable: bool = Field(description="by this process; workers may reach it all the same")
-    detail: str = ""
+    is_on: bool | None = Field(None, description="whether some worker sends requests there; null: none has told")
+    detail: str = Field(default="", description="why it is off, or why this process does not reach it")
     repository: str = Field(default="", description="where its models lie, if the configuration says so")
     waiting: int | None = Field(None, description="before its servers, in all workers")
     replicas: list[ServerOut]

@@ -1,5 +1,6 @@
 """The control plane's paths about models: what each server has and counts, load and unload on all, deploys."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from gateway.admin.access.door import CurrentVisit
 from gateway.admin.models.deploy import Deploy, Pace
 from gateway.admin.models.deploys import Deploys, shown
 from gateway.admin.models.fleet import (
+    LOOK_S,
     READY,
     ModelBackend,
     Servers,
@@ -73,15 +75,17 @@ def _models(plane: ModelPlane) -> APIRouter:
     @router.get("/models")
     async def get_models() -> ModelsOut:
         """Every model of every backend: its versions on each server, its counters, and what happened to it."""
-        return ModelsOut(items=await _all_models(plane), unreachable=_unreachable(plane.servers))
+        items, silent = await _all_models(plane)
+        return ModelsOut(items=items, unreachable=[*_unreachable(plane.servers), *silent])
 
     @router.get("/models/{model}")
     async def get_model(model: str) -> ModelsOut:
         """One model, on every backend that has it."""
-        items = [one for one in await _all_models(plane) if one.model == model]
+        found, silent = await _all_models(plane)
+        items = [one for one in found if one.model == model]
         if not items:
             raise UnknownModel(f"no server that can be reached has the model '{model}'"[:200])
-        return ModelsOut(items=items, unreachable=_unreachable(plane.servers))
+        return ModelsOut(items=items, unreachable=[*_unreachable(plane.servers), *silent])
 
     @router.get("/events")
     async def get_events(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> EventsOut:
@@ -177,14 +181,21 @@ def _deploys(plane: ModelPlane) -> APIRouter:
     return router
 
 
-async def _all_models(plane: ModelPlane) -> list[ModelOut]:
+async def _all_models(plane: ModelPlane) -> tuple[list[ModelOut], list[UnreachableOut]]:
+    """The models, and the backends none of whose servers answers."""
     servers = plane.servers.reachable
-    found = await everywhere(servers, lambda server, replica: server.index(replica))
-    figures = await figures_of(servers)
-    events = await _read(plane, EVENTS)
+    found, figures, events = await asyncio.gather(
+        everywhere(servers, lambda server, replica: server.index(replica), timeout_s=LOOK_S),
+        figures_of(servers, timeout_s=LOOK_S),
+        _read(plane, EVENTS),
+    )
+    silent = []
     models = []
     for backend in servers:
         indexes = {spot: answer for spot, answer in found.items() if spot.backend == backend}
+        faults = [answer for answer in indexes.values() if isinstance(answer, Fault)]
+        if faults and len(faults) == len(indexes):
+            silent.append(UnreachableOut(backend=backend, reason=f"it does not answer: {told(faults[0])}"))
         names = {str(entry["name"]) for index in indexes.values() if not isinstance(index, Fault) for entry in index}
         models += [
             ModelOut(
@@ -198,7 +209,7 @@ async def _all_models(plane: ModelPlane) -> list[ModelOut]:
             )
             for name in sorted(names)
         ]
-    return models
+    return models, silent
 
 
 async def _having(servers: Servers, model: str) -> dict[str, ModelBackend]:
