@@ -39,10 +39,12 @@ class LineChart:
         line: dict[str, Any] = {
             "name": name,
             "type": "line",
-            "showSymbol": False,
+            "showSymbol": True,
+            "showAllSymbol": True,
+            "symbol": "none",
             "lineStyle": {"width": 2, "color": colour},
             "itemStyle": {"color": colour},
-            "data": [list(point) for point in points],
+            "data": drawn(points),
         }
         if self._is_stacked:
             line |= {
@@ -55,6 +57,7 @@ class LineChart:
     def _options(self) -> dict[str, Any]:
         return {
             "animation": False,
+            "useUTC": True,  # as all times of the console
             "grid": {"left": 8, "right": 12, "top": 12, "bottom": 52, "containLabel": True},
             "legend": {"type": "scroll", "bottom": 0, "data": [], "icon": "roundRect", "itemHeight": 4},
             "tooltip": {"trigger": "axis", "confine": True},
@@ -67,3 +70,14 @@ class LineChart:
             },
             "series": [],
         }
+
+
+def drawn(points: Points) -> list[Any]:
+    """The points of a line; one with nothing beside it would not be seen, and is drawn as a dot."""
+    values = [None, *(value for _, value in points), None]
+    return [
+        {"value": [at, value], "symbol": "circle", "symbolSize": 5}
+        if value is not None and values[i] is None and values[i + 2] is None
+        else [at, value]
+        for i, (at, value) in enumerate(points)
+    ]

@@ -27,6 +27,12 @@ def button(
     return made.classes(f"button button-{kind}")
 
 
+def search(label: str, on_change: Callable[[], None]) -> ui.input:
+    """A field that narrows what a page shows."""
+    field = ui.input(label, on_change=on_change).props("outlined dense clearable debounce=300")
+    return field.classes("search").props("role=searchbox")
+
+
 class Range(ui.element):
     """A slider of whole numbers, as browsers have it: it takes keys, fingers and screen readers."""
 

@@ -19,7 +19,17 @@ POLICY: Final = (
     "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:"
 )
 """A browser asks nobody but us, whatever a page holds, and shows no page inside of another."""
-RETRY_S: Final = 5
+RETRY_S: Final = 3
+AWAY: Final = (
+    f"""<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<title>Not now · Gateway</title>
+<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 34em; margin: 15vh auto; padding: 0 16px">
+<h1>The console cannot open now</h1>
+<p role="alert">Redis, which keeps the log-ins, does not answer the control plane.</p>
+<p>Requests are served as before: the workers go on with the rules that they have. This page tries again every
+{RETRY_S} seconds.</p>"""
+).encode()
 _HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -48,15 +58,20 @@ class Shell:
 
 def _guarded(path: str, send: Send) -> Send:
     """A `send` that adds what protects a page."""
+    is_page, is_away = not path.startswith(f"{CONSOLE}/_"), False
 
     async def guarded(message: Message) -> None:
+        nonlocal is_away
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers.update(_HEADERS)
             is_kept = path.startswith(_FILES) and message["status"] == HTTPStatus.OK
             headers["cache-control"] = "private, max-age=31536000, immutable" if is_kept else "no-store"
-            if message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:  # it cannot be told who asks
-                headers["refresh"] = str(RETRY_S)
+            if message["status"] == HTTPStatus.SERVICE_UNAVAILABLE and is_page:  # it cannot be told who asks
+                headers.update({"refresh": str(RETRY_S), "content-type": "text/html", "content-length": str(len(AWAY))})
+                is_away = True
+        elif is_away:
+            message = {**message, "body": b"" if message.get("more_body") else AWAY}
         await send(message)
 
     return guarded

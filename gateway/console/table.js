@@ -12,10 +12,10 @@ export default {
         </thead>
         <tbody role="rowgroup">
           <tr v-for="row in rows" :key="row.key" role="row">
-            <td v-for="col in columns" :key="col.field" role="cell" :data-label="col.label" :class="'is-' + col.kind">
+            <td v-for="col in columns" :key="col.field" role="cell" :data-label="col.label" :class="['is-' + col.kind, {'is-none': isNone(row[col.field])}]">
               <span v-if="col.kind === 'chips'" class="chips">
-                <span v-for="(chip, i) in row[col.field]" :key="i" :class="['chip', 'chip-' + chip.tone, {'chip-short': chip.text.length < 26}]"
-                  :title="chip.title">{{ chip.text }}</span>
+                <span v-for="(chip, i) in row[col.field]" :key="i" :class="['chip', 'chip-' + chip.tone, {'chip-short': chip.text.length < 18}]" :title="chip.title"
+                  ><template v-for="(part, j) in parts(chip.text)" :key="j"><wbr v-if="j">{{ part }}</template></span>
               </span>
               <span v-else-if="col.kind === 'bar' && row[col.field]" class="meter">
                 <span class="meter-track" role="meter" aria-valuemin="0" aria-valuemax="100"
@@ -31,7 +31,10 @@ export default {
                   {{ act.label }}
                 </button>
               </span>
-              <span v-else>{{ row[col.field] ?? '-' }}</span>
+              <time v-else-if="col.kind === 'time' && row[col.field]" :datetime="row[col.field].title"
+                :title="row[col.field].title">{{ row[col.field].text }}</time>
+              <span v-else><template v-for="(part, j) in parts(row[col.field] || '-')" :key="j"
+                ><wbr v-if="j">{{ part }}</template></span>
             </td>
           </tr>
         </tbody>
@@ -42,6 +45,13 @@ export default {
   props: {columns: Array, rows: Array, label: String, empty: String},
   emits: ["act"],
   methods: {
+    isNone(cell) {
+      return !cell || cell === "-" || cell.length === 0;
+    },
+    // Where a name may break into lines: after a slash, before a replica, after what joins words. A port stays whole.
+    parts(text) {
+      return String(text).split(/(?<=[/_])|(?=@)/);
+    },
     percent(bar) {
       return Math.round(100 * Math.min(1, Math.max(0, bar.share)));
     },

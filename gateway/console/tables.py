@@ -10,18 +10,18 @@ from typing import Any, Literal
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-Tone = Literal["good", "warn", "bad", "plain", "busy"]
+Tone = Literal["good", "warn", "bad", "plain", "busy", "off"]
 Row = Mapping[str, Any]
 Act = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. Cells are texts; `chips`, a `bar` or `acts` (buttons), as the functions below make them."""
+    """One column. Cells are texts, a `time` of `words.moment`, `chips`, a `bar` or `acts` of the functions below."""
 
     field: str
     label: str
-    kind: Literal["text", "number", "code", "chips", "bar", "acts"] = "text"
+    kind: Literal["text", "number", "code", "time", "chips", "bar", "acts"] = "text"
 
 
 def chip(text: str, tone: Tone = "plain", title: str = "") -> dict[str, str]:
@@ -37,6 +37,22 @@ def bar(share: float, text: str, tone: Tone = "plain") -> dict[str, Any]:
 def act(name: str, label: str, *, is_destructive: bool = False) -> dict[str, str]:
     """A button of a row."""
     return {"act": name, "label": label, "tone": "danger" if is_destructive else "plain"}
+
+
+def having(rows: Sequence[Row], text: str) -> Sequence[Row]:
+    """The rows that have all words of `text` in what they show, however they are written."""
+    wanted = text.casefold().split()
+    return [row for row in rows if all(word in _shown(row) for word in wanted)] if wanted else rows
+
+
+def _shown(row: Row) -> str:
+    cells = (cell for name, cell in row.items() if name not in ("key", "acts") and cell)
+    texts = (one["text"] if isinstance(one, dict) else one for cell in cells for one in _parts(cell))
+    return " ".join(str(text) for text in texts).casefold()
+
+
+def _parts(cell: Any) -> Sequence[Any]:
+    return cell if isinstance(cell, list) else [cell]
 
 
 class Table(ui.element, component="table.js"):

@@ -108,6 +108,7 @@ class View:
             self._banner.set_visibility(False)
             ui.label(self.page.title).props("role=heading aria-level=1").classes("title")
             yield
+        _preload()
         self.client = ui.context.client
         ui.timer(TICK_S, self._tick)
 
@@ -193,6 +194,16 @@ class View:
         if text != self._banner.text:
             self._banner.text = text
             self._banner.set_visibility(bool(text))
+
+
+def _preload() -> None:
+    """Have the browser load what dialogs are made of with the page: one opens even when nobody gives files away."""
+    with ui.element("div") as unseen:
+        ui.dialog()
+        ui.input()
+        ui.number()
+        ui.select([])
+    unseen.set_visibility(False)
 
 
 def show(page: Page, pages: tuple[Page, ...], app: FastAPI) -> Callable[[Request], Awaitable[None]]:

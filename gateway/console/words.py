@@ -67,6 +67,20 @@ def when(at: str | float | None) -> str:
     return NONE if at in (None, "") else f"{instant(at or 0):%Y-%m-%d %H:%M:%S}"
 
 
+def moment(at: str | float | None) -> dict[str, str] | None:
+    """An instant for a column of kind `time`: the date only where it is another day's; the whole as its title."""
+    if at in (None, ""):
+        return None
+    found = instant(at or 0)
+    day = "" if found.date() == datetime.now(UTC).date() else f"{found:%Y-%m-%d} "
+    return {"text": f"{day}{found:%H:%M:%S}", "title": found.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
+
+
+def pair(first: str, second: str) -> str:
+    """Two figures beside each other, without the dashes of what there is not at the end."""
+    return first if second == NONE else f"{first} / {second}"
+
+
 def place(target: Mapping[str, Any]) -> str:
     """Where a target is: `triton/model:2@replica`."""
     found = f"{target.get('backend', '')}/{target.get('model') or '*'}"

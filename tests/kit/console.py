@@ -24,6 +24,11 @@ TENANTS = ("tenant-0", "tenant-1")
 FAST = {"backend": "triton", "model": "echo", "version": "1"}
 SPARE = {"backend": "triton", "model": "spare"}
 MATCH = {"task": "tensor", "model": "echo"}
+NO_KEY = "GATEWAY_TEST_KEY_THAT_IS_NOT_SET"
+OFF = {
+    "hosted": {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "api_key_env": NO_KEY},
+    "shut": {"kind": "openai", "base_url": "http://127.0.0.1:9/v1", "enabled": False},
+}
 RULES = [
     {"name": "fast", "match": MATCH, "split": [{**FAST, "weight": 1}]},
     {"name": "spare", "match": MATCH, "split": [SPARE]},
@@ -31,6 +36,12 @@ RULES = [
         "name": "weighed",
         "match": {"task": "tensor", "model": "weighed"},
         "split": [{**FAST, "weight": 90}, {**SPARE, "weight": 10}],
+    },
+    {
+        "name": "talk",
+        "match": {"task": "talk"},
+        "split": [{"backend": "hosted", "model": "big"}, {"backend": "shut", "model": "small"}],
+        "strategy": "ordered",
     },
     {"name": "others", "match": {"task": "tensor"}, "split": [{"backend": "triton", "model": "*"}]},
 ]
@@ -150,8 +161,11 @@ async def whole_console(folder: Path) -> AsyncIterator[Whole]:
     """All of it, ended with the block."""
     with servers(folder) as tritons_, RedisServer() as redis:
         sections = {
-            "backends": {"triton": {"kind": "triton", "url": ",".join(one.server.grpc for one in tritons_)}},
-            "tasks": {"tensor": {"contract": "tensor", "timeout_ms": 60_000, "attempt_timeout_ms": 30_000}},
+            "backends": {"triton": {"kind": "triton", "url": ",".join(one.server.grpc for one in tritons_)}, **OFF},
+            "tasks": {
+                "tensor": {"contract": "tensor", "timeout_ms": 60_000, "attempt_timeout_ms": 30_000},
+                "talk": {"contract": "chat"},
+            },
             "rules": RULES,
             "keys": [{"id": name, "tenant": name, "key_sha256": _hash(name)} for name in TENANTS],
             "admin": {

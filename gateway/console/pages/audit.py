@@ -15,7 +15,7 @@ REFRESH_S: Final = 2.0
 PAGE_SIZE: Final = 50
 MOST: Final = 500
 _COLUMNS: Final = (
-    Column(field="at", label="At (UTC)"),
+    Column(field="at", label="At (UTC)", kind="time"),
     Column(field="who", label="Who"),
     Column(field="origin", label="From", kind="code"),
     Column(field="action", label="What"),
@@ -80,7 +80,7 @@ def _row(one: JsonObject) -> JsonObject:
     return {
         "key": one["id"],
         "name": f"{one['action']} {one['target']}",
-        "at": words.when(one["at"]),
+        "at": words.moment(one["at"]),
         "who": f"{one['actor'] or 'nobody'} ({one['role'] or 'no role'})",
         "origin": one["from"] or words.NONE,
         "action": one["action"],

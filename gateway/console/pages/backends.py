@@ -16,8 +16,10 @@ from gateway.ports import JsonObject
 FIGURES_S: Final = 5.0
 _COLUMNS: Final = (
     Column(field="backend", label="Backend"),
+    Column(field="kind", label="Kind"),
     Column(field="replica", label="Replica", kind="code"),
     Column(field="health", label="Health", kind="chips"),
+    Column(field="note", label="Why"),
     Column(field="flight", label="In flight", kind="number"),
     Column(field="waiting", label="Waiting", kind="number"),
     Column(field="probe", label="Probe", kind="number"),
@@ -54,7 +56,7 @@ class Backends:
         self._found = {
             f"{backend['backend']}@{replica['replica']}": (backend, replica)
             for backend in backends
-            for replica in backend["replicas"] or [{"replica": "", "error": backend.get("detail", "")}]
+            for replica in backend["replicas"] or [{"replica": ""}]
         }
         self._table.show([self._row(key, *both) for key, both in self._found.items()])
 
@@ -83,25 +85,29 @@ class Backends:
         return {
             "key": key,
             "name": key.rstrip("@"),
-            "backend": f"{backend['backend']} ({backend['kind']})",
-            "replica": replica["replica"] or "(one server)",
+            "backend": backend["backend"],
+            "kind": backend["kind"],
+            "replica": replica["replica"] or words.NONE,
             "health": [*self._health(backend, replica), *(part for one in held for part in _switch_chips(one))],
+            "note": backend["detail"] if backend["is_on"] is False else replica.get("error") or words.NONE,
             "flight": words.number(replica.get("in_flight")),
             "waiting": words.number(replica.get("waiting")),
             "probe": words.millis(replica.get("latency_ms")),
             "queue": queue,
             "batch": batch,
             "engine": _engine(replica.get("engine")),
-            "acts": self._acts(held),
+            "acts": self._acts(backend, held),
         }
 
     def _held(self, replica: JsonObject) -> list[JsonObject]:
         return [self._switches[one] for one in replica.get("switches", ()) if one in self._switches]
 
-    def _acts(self, held: Iterable[JsonObject]) -> list[dict[str, str]]:
+    def _acts(self, backend: JsonObject, held: Iterable[JsonObject]) -> list[dict[str, str]]:
         drains = [one for one in held if one["action"] == "drain"]
         if drains:
             return [act("resume", "Resume")] if self._view.api.may("DELETE", "/switches/x") else []
+        if backend["is_on"] is False:
+            return []  # it gets nothing as it is
         return [act("drain", "Drain", is_destructive=True)] if self._view.api.may("POST", "/switches") else []
 
     @staticmethod
@@ -111,8 +117,10 @@ class Backends:
             found.append(chip("does not answer", "bad", replica.get("error", "")))
         elif replica.get("live"):
             found.insert(0, chip("live", "good"))
-        elif not backend.get("reachable", True):
-            found.append(chip("not probed from here", "plain", backend.get("detail", "")))
+        if backend["is_on"] is False:
+            found = [chip("off", "off"), *found]
+        elif not backend["replicas"]:
+            found.append(chip("no worker tells of it", "plain", backend["detail"]))
         return found
 
     async def _act(self, name: str, row: dict[str, Any]) -> None:
@@ -152,7 +160,9 @@ def _switch_chips(one: JsonObject) -> list[dict[str, str]]:
 def _engine(engine: JsonObject | None) -> str:
     if not engine:
         return words.NONE
-    return f"{engine['running']} run, {engine['waiting']} wait, KV {words.percent(engine.get('kv_used'), 0)}"
+    cache = engine.get("kv_used")
+    used = "" if cache is None else f", KV {words.percent(cache, 0)}"
+    return f"{engine['running']} run, {engine['waiting']} wait{used}"
 
 
 PAGE = Page(path="/backends", title="Backends", icon="dns", build=build)

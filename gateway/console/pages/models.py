@@ -13,6 +13,8 @@ from gateway.ports import JsonObject
 REFRESH_S: Final = 2.0
 LOAD_S: Final = 660.0  # beyond the API's own patience with a load
 
+UNDONE: Final = ("running", "done", "interrupted")  # deploys that can be rolled back
+
 _TONES: Final[dict[str, Tone]] = {"READY": "good", "LOADING": "busy", "UNLOADING": "busy", "UNAVAILABLE": "plain"}
 _STATUS: Final[dict[str, Tone]] = {
     "running": "busy",
@@ -39,7 +41,7 @@ _DEPLOYS: Final = (
     Column(field="status", label="Status", kind="chips"),
     Column(field="progress", label="Progress", kind="bar"),
     Column(field="why", label="Why"),
-    Column(field="at", label="Began (UTC)"),
+    Column(field="at", label="Began (UTC)", kind="time"),
     Column(field="acts", label="", kind="acts"),
 )
 _TEXTS: Final = {
@@ -74,10 +76,12 @@ class Models:
         found = await self._view.api.get("/models")
         deploys = await self._view.api.get("/deploys")
         self._unreachable.text = " ".join(f"{one['backend']}: {one['reason']}." for one in found["unreachable"])
-        self._table.show([self._row(one) for one in found["items"]])
+        newest = {one["model"]: one["status"] for one in reversed(deploys["items"])}
+        self._table.show([self._row(one, newest.get(one["model"], "")) for one in found["items"]])
         self._deploys.show([self._deploy(one) for one in deploys["items"]])
 
-    def _row(self, one: JsonObject) -> JsonObject:
+    def _row(self, one: JsonObject, deploy: str) -> JsonObject:
+        """A row; `deploy` is the status of the model's newest one."""
         figures = one["figures"]
         requests = sum(f["requests"] for f in figures)
         batches = sum(f["executions"] for f in figures)
@@ -111,13 +115,14 @@ class Models:
                 act(name, label, is_destructive=destructive)
                 for name, label, destructive in offered
                 if self._view.api.may("POST", f"/models/{one['model']}/{name}")
+                and (name != "rollback" or deploy in UNDONE)
             ],
         }
 
     def _deploy(self, one: JsonObject) -> JsonObject:
         may = self._view.api.may("POST", f"/deploys/{one['id']}/rollback")
         offered = []
-        if may and one["status"] in ("running", "done", "interrupted"):
+        if may and one["status"] in UNDONE:
             offered.append(act("rollback", "Roll back", is_destructive=True))
         if may and one["status"] == "interrupted":
             offered.append(act("continue", "Go on"))
@@ -129,7 +134,7 @@ class Models:
             "status": [chip(one["status"].replace("_", " "), _STATUS.get(one["status"], "plain"))],
             "progress": bar(one["weight"] / 100, f"{one['step']}, {one['weight']} %"),
             "why": one["reason"] or "; ".join(one["notes"][-1:]) or words.NONE,
-            "at": words.when(one["started_ms"]),
+            "at": words.moment(one["started_ms"]),
             "acts": offered,
         }
 
@@ -159,7 +164,7 @@ class Models:
         with Form(f"Deploy a version of '{model}'", text, confirm="Deploy", is_destructive=True) as form:
             version = form.require(ui.input("Version").props("outlined inputmode=numeric"))
             canary = ui.number("First share in percent", value=10, min=1, max=100, precision=0).props("outlined")
-            hold = ui.number("Seconds at each share", value=10, min=0).props("outlined")
+            hold = ui.number("Seconds at each share", value=10, min=0).props("outlined step=any")
             reason = form.reason()
 
         async def change() -> JsonObject:

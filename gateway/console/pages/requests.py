@@ -15,7 +15,7 @@ REFRESH_S: Final = 2.0
 SIZE: Final = 50
 _FILTERS: Final = (("task", "Task"), ("tenant", "Tenant"), ("rule", "Rule"), ("backend", "Backend"), ("code", "Code"))
 _COLUMNS: Final = (
-    Column(field="at", label="At (UTC)"),
+    Column(field="at", label="At (UTC)", kind="time"),
     Column(field="task", label="Task"),
     Column(field="tenant", label="Tenant"),
     Column(field="code", label="Outcome", kind="chips"),
@@ -69,7 +69,7 @@ def _row(one: JsonObject) -> JsonObject:
         "key": f"{one['id']}|{one['at_ms']}",
         "id": one["id"],
         "name": one["id"],
-        "at": words.when(one["at_ms"]),
+        "at": words.moment(one["at_ms"]),
         "task": one["task"],
         "tenant": one["tenant"] or words.NONE,
         "code": [chip(f"{one['status']} {one['code']}", "good" if one["code"] == "ok" else "bad")],
@@ -77,7 +77,7 @@ def _row(one: JsonObject) -> JsonObject:
         "place": one["place"] or words.NONE,
         "total": words.millis(one["total_ms"]),
         "queue": words.millis(one["queue_ms"]),
-        "tokens": f"{words.number(usage.get('input_tokens'))} / {words.number(usage.get('output_tokens'))}",
+        "tokens": words.pair(words.number(usage.get("input_tokens")), words.number(usage.get("output_tokens"))),
         "cost": words.usd(usage.get("cost_usd")),
         "acts": [act("explain", "Explain")],
     }

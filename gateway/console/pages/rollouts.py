@@ -73,8 +73,8 @@ class Rollouts:
             "status": [chip(one["status"].replace("_", " "), _TONES.get(one["status"], "plain")), *_held(one)],
             "progress": bar(share, f"{one['percent']} %, step {one['step'] + 1} of {len(one['steps'])}"),
             "why": _why(one),
-            "errors": f"{words.percent(new['error_ratio'])} / {words.percent(old['error_ratio'])}",
-            "p99": f"{words.millis(new['p99_ms'])} / {words.millis(old['p99_ms'])}",
+            "errors": words.pair(words.percent(new["error_ratio"]), words.percent(old["error_ratio"])),
+            "p99": words.pair(words.millis(new["p99_ms"]), words.millis(old["p99_ms"])),
             "requests": f"{words.number(new['requests'])} / {words.number(old['requests'])}",
             "acts": acts,
         }
@@ -105,8 +105,9 @@ class Rollouts:
 
 async def ask_start(view: View, rules: Sequence[JsonObject], rule: str | None = None) -> None:
     """Ask for all that a rollout needs, and start it."""
-    names = [one["name"] for one in rules]
-    first: JsonObject = next((one["split"][0] for one in rules if rule in (None, one["name"])), {})
+    by_weight = [one for one in rules if one.get("strategy", "weighted") == "weighted"]  # the API takes no others
+    names = [one["name"] for one in by_weight]
+    first: JsonObject = next((one["split"][0] for one in by_weight if rule in (None, one["name"])), {})
     with Form(
         "Start a rollout", "The new target gets more and more of the rule's requests.", confirm="Start", is_wide=True
     ) as form:

@@ -6,17 +6,27 @@ from typing import Any, Final
 from nicegui import ui
 
 from gateway.console import words
-from gateway.console.dialogs import Form, Range, button, panel, text_of, texts
+from gateway.console.dialogs import Form, Range, button, panel, search, text_of, texts
 from gateway.console.pages.effect import Effect
 from gateway.console.pages.rollouts import ask_start
-from gateway.console.tables import Column, Table, act, chip
+from gateway.console.tables import Column, Table, Tone, act, chip, having
 from gateway.console.view import Page, View
+from gateway.core.rules import Strategy
 from gateway.ports import JsonObject
 
 PAGE_SIZE: Final = 10
 MOST: Final = 200  # as many as are kept
 HISTORY_S: Final = 5.0
+WORKERS_S: Final = 5.0
 MAX_WEIGHT: Final = 100
+STRATEGIES: Final[Mapping[Strategy, str]] = {
+    "weighted": "by weight",
+    "ordered": "in this order",
+    "least_in_flight": "least in flight first",
+    "fastest": "fastest first",
+    "cheapest": "cheapest first",
+    "prefix_affinity": "where its prefix was before",
+}
 
 _COLUMNS: Final = (
     Column(field="name", label="Rule"),
@@ -29,7 +39,7 @@ _COLUMNS: Final = (
 )
 _HISTORY: Final = (
     Column(field="revision", label="Revision", kind="number"),
-    Column(field="at", label="At (UTC)"),
+    Column(field="at", label="At (UTC)", kind="time"),
     Column(field="by", label="By"),
     Column(field="action", label="What"),
     Column(field="note", label="Note"),
@@ -42,6 +52,7 @@ _HISTORY: Final = (
 async def build(view: View) -> None:
     """The rules, and their history."""
     page = Rules(view)
+    view.every(WORKERS_S, page.load_workers)
     view.every(1.0, page.load)
     view.every(HISTORY_S, page.load_history)
 
@@ -52,18 +63,26 @@ class Rules:
     def __init__(self, view: View) -> None:
         self._view = view
         self._set: JsonObject = {"revision": 0, "rules": []}
+        self._moving: dict[str, JsonObject] = {}
+        self._on: frozenset[str] | None = None
         self._heading = ui.label("").classes("muted")
-        self._table = Table(_COLUMNS, label="Rules, the first that matches wins", on_act=self._act, empty="No rules.")
+        self._filter = search("Filter by name, task, place ...", self._show)
+        self._table = Table(_COLUMNS, label="Rules, the first that matches wins", on_act=self._act, empty="No rule.")
         ui.label("History").props("role=heading aria-level=2").classes("section")
         self._size = PAGE_SIZE
         self._history = Table(_HISTORY, label="Revisions, the newest first", on_act=self._act_on_revision)
         self._older = button("Older revisions", self._grow).classes("own-width")
 
+    async def load_workers(self) -> None:
+        """The backends that some worker has on; None where none tells."""
+        reports = [one["report"] for one in (await self._view.api.get("/workers"))["items"] if one["report"]]
+        self._on = frozenset(name for report in reports for name in report["replicas"]) if reports else None
+
     async def load(self) -> None:
         """The rules, and which of them a rollout moves."""
         self._set = found = await self._view.api.get("/rules")
         rollouts = await self._view.api.get("/rollouts")
-        moving = {one["rule"]: one for one in rollouts["items"] if one["status"] == "running"}
+        self._moving = {one["rule"]: one for one in rollouts["items"] if one["status"] == "running"}
         frozen = found.get("frozen")
         self._view.notice(
             "frozen",
@@ -71,8 +90,14 @@ class Rules:
             if frozen
             else "",
         )
-        self._heading.text = f"Revision {found['revision']}. The first rule that matches a request takes it."
-        self._table.show([self._row(rule, moving.get(rule["name"])) for rule in found["rules"]])
+        self._show()
+
+    def _show(self) -> None:
+        rows = [self._row(rule, self._moving.get(rule["name"])) for rule in self._set["rules"]]
+        shown = having(rows, text_of(self._filter))
+        some = f" {len(shown)} of {len(rows)} rules are shown." if len(shown) < len(rows) else ""
+        self._heading.text = f"Revision {self._set['revision']}. The first rule that matches a request takes it.{some}"
+        self._table.show(shown)
 
     async def load_history(self) -> None:
         """The newest revisions."""
@@ -88,12 +113,12 @@ class Rules:
                 {
                     "key": str(one["revision"]),
                     "name": f"revision {one['revision']}",
-                    "revision": one["revision"],
-                    "at": words.when(one["at"]),
+                    "revision": words.number(one["revision"]),
+                    "at": words.moment(one["at"]),
                     "by": one["by"] or words.NONE,
                     "action": one["action"],
                     "note": one["note"],
-                    "count": one["rules"],
+                    "count": words.number(one["rules"]),
                     "state": [chip("in force", "good")] if one["in_force"] else [],
                     "acts": acts,
                 }
@@ -108,23 +133,49 @@ class Rules:
         state = [chip("on", "good") if rule["enabled"] else chip("off", "bad")]
         if rollout:
             state.append(chip(f"rollout at {rollout['percent']} %", "busy"))
+        targets = [*rule["split"], *rule.get("fallback", [])]
+        if targets and all(self._is_off(target) for target in targets):
+            state.append(chip("no place is on", "bad", "no worker has the backend of any of its places on"))
         acts = []
         if self._view.api.may("PATCH", f"/rules/{rule['name']}"):
             acts.append(act("off", "Switch off", is_destructive=True) if rule["enabled"] else act("on", "Switch on"))
-            if len(rule["split"]) > 1:
+            if len(rule["split"]) > 1 and is_weighted(rule):
                 acts.append(act("weights", "Weights"))
-            if not rollout and self._view.api.may("POST", "/rollouts"):
+            if not rollout and is_weighted(rule) and self._view.api.may("POST", "/rollouts"):
                 acts.append(act("rollout", "Roll out"))
         return {
             "key": rule["name"],
             "name": rule["name"],
             "task": rule["match"].get("task", "*"),
             "state": state,
-            "split": _shares(rule["split"]),
-            "fallback": [chip(words.place(target)) for target in rule.get("fallback", [])],
+            "split": self._split(rule),
+            "fallback": [self._place(target) for target in rule.get("fallback", [])],
             "more": _more(rule),
             "acts": acts,
         }
+
+    def _split(self, rule: JsonObject) -> list[dict[str, str]]:
+        """The places as the strategy takes them: with shares, in order, or just those that there are."""
+        split = rule["split"]
+        strategy: Strategy = rule.get("strategy", "weighted")
+        if len(split) == 1:
+            return [self._place(split[0], tone="busy")]
+        if strategy == "weighted":
+            total = sum(target.get("weight", 1) for target in split) or 1
+            shares = (words.percent(target.get("weight", 1) / total, 0) for target in split)
+            return [self._place(one, after=f" {share}", tone="busy") for one, share in zip(split, shares, strict=True)]
+        numbers = (f"{i}. " if strategy == "ordered" else "" for i in range(1, len(split) + 1))
+        places = [self._place(one, before=number, tone="busy") for one, number in zip(split, numbers, strict=False)]
+        return [chip(STRATEGIES[strategy]), *places]
+
+    def _place(self, target: JsonObject, *, before: str = "", after: str = "", tone: Tone = "plain") -> dict[str, str]:
+        text = f"{before}{words.place(target)}{after}"
+        if self._is_off(target):
+            return chip(f"{text} (off)", "off", f"no worker has the backend '{target['backend']}' on: see Backends")
+        return chip(text, tone)
+
+    def _is_off(self, target: JsonObject) -> bool:
+        return self._on is not None and target["backend"] not in self._on
 
     async def _act(self, name: str, row: dict[str, Any]) -> None:
         rule = next((one for one in self._set["rules"] if one["name"] == row["key"]), None)
@@ -211,21 +262,17 @@ class Rules:
         form.then(self._view.and_soon(change), f"The rules of revision {number} are back")
 
 
-def _shares(split: list[JsonObject]) -> list[dict[str, str]]:
-    if len(split) == 1:
-        return [chip(words.place(split[0]), "busy")]
-    total = sum(target.get("weight", 1) for target in split) or 1
-    return [
-        chip(f"{words.place(target)} {words.percent(target.get('weight', 1) / total, 0)}", "busy") for target in split
-    ]
+def is_weighted(rule: Mapping[str, Any]) -> bool:
+    """Whether the weights of its split have a say."""
+    return bool(rule.get("strategy", "weighted") == "weighted")
 
 
 def _more(rule: Mapping[str, Any]) -> str:
     """What else the rule says, in a few words."""
     match = {k: v for k, v in rule["match"].items() if k != "task" and v not in ("*", None, [], {}, "")}
     parts = [f"{k} {words.short(v, 40)}" for k, v in match.items()]
-    if rule.get("strategy", "weighted") != "weighted":
-        parts.append(str(rule["strategy"]).replace("_", " "))
+    if not is_weighted(rule) and len(rule["split"]) == 1:
+        parts.append(STRATEGIES[rule["strategy"]])
     if rule.get("shadow"):
         parts.append(f"shadow {words.place(rule['shadow'])}")
     if rule.get("guard"):

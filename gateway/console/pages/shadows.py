@@ -20,7 +20,7 @@ _COLUMNS: Final = (
     Column(field="latency", label="Latency, shadow - answer", kind="number"),
     Column(field="cost", label="Cost delta", kind="number"),
     Column(field="counts", label="Sent / compared / failed / skipped"),
-    Column(field="since", label="Since (UTC)"),
+    Column(field="since", label="Since (UTC)", kind="time"),
     Column(field="acts", label="", kind="acts"),
 )
 
@@ -66,7 +66,7 @@ class Shadows:
             "latency": words.NONE if delta is None else f"{delta:+.1f} ms",
             "cost": words.NONE if one["cost_delta_usd"] is None else f"{one['cost_delta_usd']:+.4f} $",
             "counts": " / ".join(words.number(one[name]) for name in ("sent", "compared", "failed", "skipped")),
-            "since": words.when(one["since"]),
+            "since": words.moment(one["since"]),
             "acts": acts,
         }
 

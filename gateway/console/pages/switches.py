@@ -37,7 +37,7 @@ _COLUMNS: Final = (
     Column(field="flight", label="In flight", kind="chips"),
     Column(field="reason", label="Reason"),
     Column(field="owner", label="Owner"),
-    Column(field="until", label="Until (UTC)"),
+    Column(field="until", label="Until (UTC)", kind="time"),
     Column(field="acts", label="", kind="acts"),
 )
 
@@ -79,7 +79,7 @@ class Switches:
             "flight": in_flight(one),
             "reason": one["reason"],
             "owner": one["owner"],
-            "until": words.when(one["expires_at"]),
+            "until": words.moment(one["expires_at"]),
             "acts": [act("end", "End")] if may_end else [],
         }
 

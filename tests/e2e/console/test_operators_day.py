@@ -1,31 +1,17 @@
 """What operators do in the console, in a real Chromium over the real stack."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import pytest_asyncio
 from playwright.async_api import expect
 
 from tests.kit.browser import Console
-from tests.kit.console import OPERATOR, VIEWER, Client, Whole, infer, whole_console
+from tests.kit.console import OPERATOR, VIEWER, Client, Whole, infer
 from tests.kit.serving import ADMIN_TOKEN
 from tests.kit.wait import until_async
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(tmp_path_factory) -> AsyncIterator[Whole]:
-    async with whole_console(tmp_path_factory.mktemp("console")) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def fresh(whole: Whole) -> AsyncIterator[Whole]:
-    await whole.reset()
-    yield whole
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 
 async def test_an_operators_day(fresh: Whole):

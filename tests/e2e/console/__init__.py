@@ -1,0 +1,1 @@
+"""The console, in a real Chromium over the real stack."""
