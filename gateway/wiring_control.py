@@ -115,5 +115,5 @@ def _why_off(backend: BackendSettings) -> str:
     if not backend.enabled:
         return "it is switched off in the configuration"
     if isinstance(backend, LLMSettings) and backend.api_key_env:
-        return f"{backend.api_key_env}, its key, is not set where the workers run"
+        return f"no key: {backend.api_key_env} is not set where the workers run"
     return ""
