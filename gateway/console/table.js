@@ -12,9 +12,10 @@ export default {
         </thead>
         <tbody role="rowgroup">
           <tr v-for="row in rows" :key="row.key" role="row">
-            <td v-for="col in columns" :key="col.field" role="cell" :data-label="col.label" :class="['is-' + col.kind, {'is-none': isNone(row[col.field])}]">
+            <td v-for="col in columns" :key="col.field" role="cell" :data-label="col.label" :class="['is-' + col.kind, {
+                'is-none': isNone(row[col.field]), ['has-' + Math.min(3, row[col.field]?.length || 0)]: col.kind === 'acts'}]">
               <span v-if="col.kind === 'chips'" class="chips">
-                <span v-for="(chip, i) in row[col.field]" :key="i" :class="['chip', 'chip-' + chip.tone, {'chip-short': chip.text.length < 18}]" :title="chip.title"
+                <span v-for="(chip, i) in row[col.field]" :key="i" :class="['chip', 'chip-' + chip.tone, {'chip-short': parts(chip.text).length < 2}]" :title="chip.title"
                   ><template v-for="(part, j) in parts(chip.text)" :key="j"><wbr v-if="j">{{ part }}</template></span>
               </span>
               <span v-else-if="col.kind === 'bar' && row[col.field]" class="meter">
@@ -48,9 +49,9 @@ export default {
     isNone(cell) {
       return !cell || cell === "-" || cell.length === 0;
     },
-    // Where a name may break into lines: after a slash, before a replica, after what joins words. A port stays whole.
+    // Where a long name may break into lines: after a slash, after what joins words, before a replica, whose port stays.
     parts(text) {
-      return String(text).split(/(?<=[/_])|(?=@)/);
+      return text.length < 18 ? [text] : text.split(/(?<=\S[/_])(?=\S)|(?=@)/);
     },
     percent(bar) {
       return Math.round(100 * Math.min(1, Math.max(0, bar.share)));

@@ -123,7 +123,11 @@ class Console:
         return await self.page.evaluate(_CONTRAST)
 
     async def is_too_wide(self) -> bool:
-        return await self.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        """Whether the page, or a table in it, has to be scrolled sideways."""
+        return await self.page.evaluate(
+            "document.documentElement.scrollWidth > innerWidth"
+            " || [...document.querySelectorAll('.folding')].some((one) => one.scrollWidth > one.clientWidth)"
+        )
 
     def strangers(self) -> list[str]:
         """What was asked of others than the control plane."""
