@@ -27,8 +27,7 @@ AWAY: Final = (
 <body style="font: 16px/1.5 system-ui, sans-serif; max-width: 34em; margin: 15vh auto; padding: 0 16px">
 <h1>The console cannot open now</h1>
 <p role="alert">Redis, which keeps the log-ins, does not answer the control plane.</p>
-<p>Requests are served as before: the workers go on with the rules that they have. This page tries again every
-{RETRY_S} seconds.</p>"""
+<p>The workers go on with the rules that they have. This page tries again every {RETRY_S} seconds.</p>"""
 ).encode()
 _HEADERS: Final = {
     "content-security-policy": POLICY,
