@@ -18,7 +18,7 @@ async def test_an_operators_day(fresh: Whole):
     client = Client(fresh.serving.url)
     begin = (await fresh.admin.get("/rules")).json()["revision"]
     async with fresh.looking() as console, client.under_way():
-        await console.log_in(ADMIN_TOKEN)
+        await console.log_in_by_hand(ADMIN_TOKEN)
         await switches_a_rule_off(console, client)
         await drains_a_replica(console, fresh)
         await sees_a_rollout_taken_back(console, client, fresh)
