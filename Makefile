@@ -24,7 +24,8 @@ ifdef ARGS
 	@$(PY) -m pytest $(ARGS)
 else
 	@$(PY) -m pytest tests/unit tests/contract tests/component -n 2
-	@$(PY) -m pytest tests/parity tests/integration tests/e2e
+	@$(PY) -m pytest tests/e2e tests/integration tests/parity -n 2 --dist loadgroup -m "not alone"
+	@$(PY) -m pytest tests/integration -m alone
 endif
 
 test-unit: setup  ## the unit tests alone

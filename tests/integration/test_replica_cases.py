@@ -26,7 +26,7 @@ from tests.kit.replicas import Replica, Rounds, Workshop, all_workers, replicas
 from tests.kit.upstream import Upstream, error_reply
 from tests.kit.wait import until_async
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 
 CHAT: Final = "/v1/chat/completions"
 PREFIX: Final = "cases:"

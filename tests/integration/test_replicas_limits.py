@@ -6,11 +6,14 @@ Small runs; `python -m tests.bench.admission` makes them large.
 
 import asyncio
 
+import pytest
+
 from tests.kit.replica_fire import BACK_WITHIN_S, KEY, MARGIN_S, PLACES, check_used, fire
 from tests.kit.replica_runs import MAX_TOKENS, limits_run, redis_us
 from tests.kit.wait import until, until_async
 
 pytest_plugins = ["tests.kit.redis"]
+pytestmark = pytest.mark.alone
 
 
 async def test_three_processes_admit_exactly_what_the_limits_give(tmp_path, redis_server, redis_client, redis_prefix):

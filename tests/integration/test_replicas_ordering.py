@@ -3,9 +3,12 @@
 Meanwhile callers leave and a process is killed. A small run; `python -m tests.bench.admission` makes it large.
 """
 
+import pytest
+
 from tests.kit.replica_order import order_run
 
 pytest_plugins = ["tests.kit.redis"]
+pytestmark = pytest.mark.alone
 
 
 async def test_order_under_fire(tmp_path, redis_server, redis_client, redis_prefix):

@@ -20,6 +20,8 @@ from tests.kit.replicas import Replica, Rounds, Workshop, all_workers, replicas
 from tests.kit.serving import children, control_plane
 from tests.kit.wait import until_async
 
+pytestmark = pytest.mark.alone
+
 WORKERS = 8
 TOGGLES = 200
 RATE = 300  # requests a second
