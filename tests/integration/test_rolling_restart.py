@@ -104,7 +104,8 @@ async def two(folder: Path, upstream: str) -> AsyncIterator[list[Gateway]]:
     gateways = []
     for name in ("a", "b"):
         (folder / name).mkdir()
-        path, port, ops_port = config(folder / name, upstream, drain_timeout_s=STREAM_S + 30)
+        tasks = {"general_llm": {"contract": "chat", "timeout_ms": 1000 * (STREAM_S + 30)}}
+        path, port, ops_port = config(folder / name, upstream, drain_timeout_s=STREAM_S + 30, tasks=tasks)
         process, log = await start(path)
         serving = Serving(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ops_port}", log, path)
         gateways.append(Gateway(serving, path))
