@@ -29,7 +29,7 @@ from gateway.core.types import (
     Work,
 )
 from gateway.core.waiting import items_of
-from gateway.gate import Gate
+from gateway.gate import Gate, Waited
 from gateway.ports import Backend, Clock, Sequences
 from gateway.tasks.contract import Contract, Form, located
 
@@ -103,6 +103,7 @@ class Attempt:
         usage: final, with its cost, once the answers have ended, whichever way.
         is_sent / is_over: the backend has the request; it has no more to do with it.
         has_begun / has_failed: a part of its answer has come; it failed.
+        outcome: see `Tried.outcome`.
         is_turned_away: it failed before the place had any work with it.
         work: what a generative request will take, where the choice of the place or a queue had to know it.
         check: called right before it is sent; raises the `GatewayError` or `BackendError` for which it must not be.
@@ -126,6 +127,7 @@ class Attempt:
     has_begun: bool = False
     has_failed: bool = False
     is_turned_away: bool = False
+    outcome: str = "left"
     _last_wait_us: int = 0
     _form: Form | None = None
     _payload: Payload | None = None
@@ -140,15 +142,7 @@ class Attempt:
             form = self._form = self.task.contract.forms.get(backend.speaks)
             if form is None:
                 raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="this kind of backend lacks the task"))
-            waited = await gate.enter(
-                place.replica,
-                tenant=self.request.caller.tenant,
-                priority=self.request.priority,
-                within_us=step.begin_within_us,
-                work=lambda: self._expected_work(form),
-            )
-            if waited is not None:
-                self.gate_us = clock() - asked_us
+            waited = await self._enter(gate, form)
             entered_us = clock()
             try:
                 call = await self._call(form)
@@ -179,6 +173,24 @@ class Attempt:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
         if self.request.sequence is not None:
             await self.on.sequences.answered(self.request, version=self.version)
+
+    async def _enter(self, gate: Gate, form: Form) -> Waited | None:
+        """Go through the gate; what is waited there in vain counts too. Raises `BackendError`."""
+        asked_us = self.on.clock()
+        try:
+            waited = await gate.enter(
+                self.step.place.replica,
+                tenant=self.request.caller.tenant,
+                priority=self.request.priority,
+                within_us=self.step.begin_within_us,
+                work=lambda: self._expected_work(form),
+            )
+        except BaseException:
+            self.gate_us = self.on.clock() - asked_us
+            raise
+        if waited is not None:
+            self.gate_us = self.on.clock() - asked_us
+        return waited
 
     def _expected_work(self, form: Form) -> int:
         """What tenants share a full server by: tokens of an LLM, else items."""
@@ -306,6 +318,7 @@ class Attempt:
             board.released(place)
             raise
         else:
+            self.outcome = "ok"
             board.answered(place)
 
     def _judge(self, failed: BackendError) -> None:
@@ -319,6 +332,7 @@ class Attempt:
             # An LLM's answer to another task: the refused body was ours, and not the caller's.
             fault = replace(fault, kind=FaultKind.FAILED, status=0)
         failed.fault = located(fault, self.task.contract.tensor_fields)
+        self.outcome = fault.kind.value
         self.is_turned_away = attempts.is_turned_away(fault, is_sent=self.is_sent)
         now_us = self.on.clock()
         if self.is_sent and fault.kind is FaultKind.OVERLOADED and fault.retry_after_us is not None:

@@ -202,8 +202,10 @@ class Pipeline:
         now_us = self.clock()
         max_wait_us = walk.policies.ordering.max_wait_ms * 1000
         left_us = walk.request.deadline_us - now_us
-        await walk.admission.turn(within_us=min(left_us, max_wait_us) if max_wait_us else left_us)
-        walk.ordering_us += self.clock() - now_us
+        try:
+            await walk.admission.turn(within_us=min(left_us, max_wait_us) if max_wait_us else left_us)
+        finally:
+            walk.ordering_us += self.clock() - now_us
 
     async def _route(self, walk: Walk) -> None:
         """Plan where it goes, by the rules that are in force now: it may have waited for its turn. Raises `Blocked`."""

@@ -12,7 +12,7 @@ from gateway.core.rules import Rule, RuleSet
 from gateway.core.rules.policies import DEFAULT, Policies
 from gateway.core.switches import Switch
 from gateway.core.types import ALLOWED, NOTHING_USED, InferenceRequest, Place, Route, Timing, Usage, Verdict
-from gateway.core.watching.record import RequestRecord
+from gateway.core.watching.record import RequestRecord, Tried
 from gateway.estimates import Estimate
 from gateway.ports import Admission
 from gateway.recall import Recall
@@ -135,7 +135,10 @@ class Walk:
             revision=self.rules.revision,
             switches_revision=self.rules.switches.revision,
             refused_by=str(self.refused_by) if self.refused_by else "",
+            blocked_scope=self.refused_by.scope.kind if self.refused_by else "",
             input_tokens=self.estimate.known.input_tokens if self.estimate.known else None,
+            tried=tuple([Tried(one.step.place, one.outcome, one.gate_us) for one in self.attempts]),
+            ordering_us=self.ordering_us,
         )
 
     def timing_at(self, now_us: int) -> Timing:

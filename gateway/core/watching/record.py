@@ -1,12 +1,26 @@
 """One record per request, for logs and metrics. Never holds bodies, prompts or secrets."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.core.errors import Fault, GatewayError
 from gateway.core.routing import Plan
-from gateway.core.types import InferenceRequest, Route, Timing, Usage
+from gateway.core.types import InferenceRequest, Place, Route, Timing, Usage
 
 OK_STATUS = 200
+
+
+class Tried(NamedTuple):
+    """One attempt.
+
+    Attributes:
+        outcome: `ok`, the kind of its fault, or `left`: its caller went away, or another attempt began first.
+        gate_us: how long it waited in the gateway, the server having as many requests as it may.
+    """
+
+    place: Place
+    outcome: str
+    gate_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +35,10 @@ class RequestRecord:
         request: itself; None where it was refused at the door. Its input is nobody's to write down.
         rule: the one that took it; empty where none did, or it did not get so far.
         revision / switches_revision: of the rules and the switches by which it was decided.
-        refused_by: the switch that refused it, in words.
+        refused_by: the switch that refused it, in words; `blocked_scope` the kind of its scope.
         input_tokens: of its prompt, as the gateway estimated them; None where nobody had to know.
+        tried: every attempt that was made, in the order in which they began.
+        ordering_us: how long it waited for its turn under its ordering key.
     """
 
     id: str
@@ -45,7 +61,10 @@ class RequestRecord:
     revision: int = 0
     switches_revision: int = 0
     refused_by: str = ""
+    blocked_scope: str = ""
     input_tokens: int | None = None
+    tried: tuple[Tried, ...] = ()
+    ordering_us: int = 0
 
     @property
     def code(self) -> str:
