@@ -91,7 +91,7 @@ class Prober:
         await asyncio.gather(*(self._probe(place) for place in probed))
         if self._healer is not None:
             self._healer.heal()
-        self._observer.health(self._shown(named | servers), rules.revision)
+        self._observer.health(self._shown(named | servers), rules)
         self._observer.waiting({name: sum(gate.waiting().values()) for name, gate in self._gates.items()})
 
     def _called(self, named: Collection[Place], servers: Collection[Place]) -> set[Place]:

@@ -321,11 +321,19 @@ class ShadowResults(Protocol):
         ...
 
 
+class StoreObserver(Protocol):
+    """Hears of every round trip to the store that all workers share."""
+
+    def __call__(self, operation: str, took_s: float | None, /) -> None:
+        """One of `admit`, `rules`, `keys` took so long; None: it failed, or had no answer in time."""
+        ...
+
+
 class HealthObserver(Protocol):
     """Hears, about once a second, how the backends are."""
 
-    def health(self, breakers: Mapping[Place, Breaker], revision: int) -> None:
-        """Every breaker, and the revision of the rules in force."""
+    def health(self, breakers: Mapping[Place, Breaker], rules: RuleSet) -> None:
+        """Every breaker, and the rules and switches in force."""
         ...
 
     def figures(self, backend: str, figures: Sequence[ModelFigures]) -> None:

@@ -116,7 +116,7 @@ async def data_plane(
             observers.append(access_log)
         backends = await open_backends(settings, stack)
         prices = prices_of(settings)
-        stores = await open_stores(settings, stack, rule_check(settings))
+        stores = await open_stores(settings, stack, rule_check(settings), metrics.redis)
         observers += stores.observers
         if missing := unrouted(stores.rules.current().rules, settings.tasks):
             # A stored set is older than the configuration's newest tasks; the file seeds an empty store only.
@@ -125,6 +125,8 @@ async def data_plane(
             _share_deaths(stores.deaths, backends, board)
         gates, loads = {name: _gate(settings.backends[name]) for name in backends}, LoadBoard()
         healer = Healer(backends=backends, board=board, leases=stores.leases, observer=metrics, events=stores.events)
+        stack.push_async_callback(metrics.process.close)
+        metrics.process.start()
         prober = Prober(
             backends=backends,
             rules=stores.rules,

@@ -11,7 +11,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from gateway.core.rules import Rule, RuleSet, parse_rules
-from gateway.ports import Admissions, Answers, EventLog, Leases, Observer, RuleSource, SequenceStore
+from gateway.ports import Admissions, Answers, EventLog, Leases, Observer, RuleSource, SequenceStore, StoreObserver
 from gateway.settings import ConfigError, Settings
 from gateway.settings.redis import read_url
 from gateway.stores.control.figures import RedisFigures
@@ -66,10 +66,12 @@ class Stores:
             self.rules.report = report
 
 
-async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable[[Sequence[Rule]], None]) -> Stores:
+async def open_stores(
+    settings: Settings, stack: AsyncExitStack, check: Callable[[Sequence[Rule]], None], observer: StoreObserver
+) -> Stores:
     """Those of one worker, following Redis where the settings name one; closed with `stack`.
 
-    `check` raises `RuleError` for rules that this worker cannot run.
+    `check` raises `RuleError` for rules that this worker cannot run. `observer` hears how Redis answers.
     """
     seed = RuleSet(revision=0, rules=parse_rules(settings.rules))
     if not settings.redis.url:
@@ -84,11 +86,11 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
     client, prefix = open_redis(settings), settings.redis.prefix
     stack.push_async_callback(client.aclose)
     worker_id = f"{socket.gethostname()}-{os.getpid()}"
-    rules = RedisRuleSource(client, prefix, seed, check, worker_id)
+    rules = RedisRuleSource(client, prefix, seed, check, worker_id, observer=observer)
     stack.push_async_callback(rules.close)
     await rules.start()
     local = MemoryAdmissions(wall_us, workers=rules.live_workers, is_degraded=True)
-    admissions = RedisAdmissions(client, prefix, local, is_shared=lies_together(settings))
+    admissions = RedisAdmissions(client, prefix, local, is_shared=lies_together(settings), observer=observer)
     stack.push_async_callback(admissions.close)
     admissions.start()
     outcomes = RedisOutcomeCounter(client, prefix)
@@ -101,7 +103,7 @@ async def open_stores(settings: Settings, stack: AsyncExitStack, check: Callable
     stack.push_async_callback(answers.close)
     deaths = RedisDeaths(client, prefix)
     stack.push_async_callback(deaths.close)
-    keys = RedisKeys(client, prefix, tuple(limit.limit() for limit in settings.limits))
+    keys = RedisKeys(client, prefix, tuple(limit.limit() for limit in settings.limits), observer=observer)
     stack.push_async_callback(keys.close)
     await keys.start()
     return Stores(

@@ -41,9 +41,9 @@ from gateway.core.admissions import (
 from gateway.core.errors import LimitsUnavailable, OrderingUnavailable
 from gateway.core.rate_limit import spent_of
 from gateway.core.types import ALLOWED, Verdict
-from gateway.ports import Admission
+from gateway.ports import Admission, StoreObserver
 from gateway.stores.memory_admissions import MemoryAdmissions
-from gateway.stores.redis_script import UNREACHABLE, listen
+from gateway.stores.redis_script import UNREACHABLE, listen, nobody
 from gateway.stores.redis_steps import Answered, Steps
 
 ALL: Final = "all"
@@ -58,7 +58,7 @@ class RedisAdmissions:
     No request waits longer than `timeout_s` for Redis. `is_shared`: a limit is shared by all tenants.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works on, and bounds that tests set
         self,
         client: Redis,
         prefix: str,
@@ -68,6 +68,7 @@ class RedisAdmissions:
         timeout_s: float = 0.25,
         lease_us: int = LEASE_US,
         renew_us: int = RENEW_US,
+        observer: StoreObserver = nobody,
     ) -> None:
         self._client = client
         self._local = local
@@ -77,7 +78,7 @@ class RedisAdmissions:
         self._worker = uuid.uuid4().hex
         self._channel = f"{prefix}turn:{self._worker}"
         self._count = itertools.count(1)
-        self._steps = Steps(client, prefix, self._heard, timeout_s=timeout_s, lease_us=lease_us)
+        self._steps = Steps(client, prefix, self._heard, timeout_s=timeout_s, lease_us=lease_us, observer=observer)
         self._open: dict[str, RedisAdmission] = {}
         self._missed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []

@@ -31,8 +31,9 @@ from redis.exceptions import ResponseError
 from gateway.core.errors import KeysUnavailable
 from gateway.core.keys import ApiKey, KeyFault, KnownKey, caller_of, parse_key
 from gateway.core.types import Limit
+from gateway.ports import StoreObserver
 from gateway.settings import MIN_SIGNING_BYTES
-from gateway.stores.redis_script import UNREACHABLE, in_time, listen
+from gateway.stores.redis_script import UNREACHABLE, in_time, listen, nobody, timed
 
 POLL_S: Final = 0.5
 UNKNOWN_S: Final = 1.0  # for so long an id that was not there is not asked for again
@@ -64,11 +65,13 @@ class RedisKeys:
         *,
         timeout_s: float = 0.5,
         max_known: int = MAX_KNOWN,
+        observer: StoreObserver = nobody,
     ) -> None:
         self._client = client
         self._names = KeyNames(prefix)
         self._limits = limits
         self._timeout_s = timeout_s
+        self._observer = observer
         self._max_known = max_known
         self._known: OrderedDict[str, _Entry] = OrderedDict()  # the least recently used first
         self._unknown: OrderedDict[str, _Entry] = OrderedDict()
@@ -159,8 +162,9 @@ class RedisKeys:
 
     async def _read(self, ids: list[str]) -> dict[str, _Entry | None]:
         epoch = self._epoch
-        async with in_time(self._timeout_s):
-            texts = await self._client.hmget(self._names.all, ids)
+        with timed(self._observer, "keys"):
+            async with in_time(self._timeout_s):
+                texts = await self._client.hmget(self._names.all, ids)
         now_s = self._contact_s = time.monotonic()
         entries: dict[str, _Entry | None] = {}
         for key_id, text in zip(ids, texts, strict=True):
@@ -229,10 +233,11 @@ class RedisKeys:
     async def _poll(self) -> None:
         """Read the revision; where it is not the one known, no key is trusted any more until it was read anew."""
         try:
-            async with in_time(self._timeout_s):
-                revision, signing = await self._client.mget(self._names.revision, self._names.signing)
-                if signing is None:
-                    signing = await self._made_signing()
+            with timed(self._observer, "keys"):
+                async with in_time(self._timeout_s):
+                    revision, signing = await self._client.mget(self._names.revision, self._names.signing)
+                    if signing is None:
+                        signing = await self._made_signing()
         except UNREACHABLE as error:
             self._lost(error)
             return

@@ -24,7 +24,8 @@ from gateway.admin_ports import Change
 from gateway.core.rules import Rule, RuleSet
 from gateway.core.rules.fields import RuleError
 from gateway.core.switches import NO_SWITCHES, Switches
-from gateway.stores.redis_script import UNREACHABLE, in_time, listen, load_script
+from gateway.ports import StoreObserver
+from gateway.stores.redis_script import UNREACHABLE, in_time, listen, load_script, nobody, timed
 from gateway.stores.stored_rules import (
     REPORTED,
     RULES,
@@ -78,6 +79,7 @@ class RedisRuleSource:
         worker_id: str,
         *,
         timeout_s: float = 0.5,
+        observer: StoreObserver = nobody,
     ) -> None:
         self.report: Callable[[], Mapping[str, Any]] = _nothing
         self._client = client
@@ -87,6 +89,7 @@ class RedisRuleSource:
         self._validate = validate
         self._id = worker_id
         self._timeout_s = timeout_s
+        self._observer = observer
         self._seed_script = load_script("seed_rules")
         self._seen: Stored = ()
         self._rules_fault = self._switches_fault = ""
@@ -157,14 +160,8 @@ class RedisRuleSource:
     async def _refresh(self) -> None:
         """Read everything and report, in one round trip; take what is other than before."""
         try:
-            async with in_time(self._timeout_s):
-                stored = await self._read_and_report()
-                if stored[:2] == (None, None) or self._knows_more(stored):
-                    await self._seed(stored)
-                    stored = await self._read_and_report()
-                if stored != self._seen:
-                    self._take(stored)
-                    await self._read_and_report()
+            with timed(self._observer, "rules"):
+                await self._read_all()
         except UNREACHABLE as error:
             if self._reachable:
                 self._reachable = False
@@ -173,6 +170,17 @@ class RedisRuleSource:
         if not self._reachable:
             self._reachable = True
             _log.warning("rules_store_restored", extra={"revision": self._current.revision})
+
+    async def _read_all(self) -> None:
+        """See `_refresh`. Raises one of `UNREACHABLE`."""
+        async with in_time(self._timeout_s):
+            stored = await self._read_and_report()
+            if stored[:2] == (None, None) or self._knows_more(stored):
+                await self._seed(stored)
+                stored = await self._read_and_report()
+            if stored != self._seen:
+                self._take(stored)
+                await self._read_and_report()
 
     def _knows_more(self, stored: Stored) -> bool:
         """Whether Redis has forgotten changes that this worker has taken.

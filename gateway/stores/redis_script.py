@@ -3,8 +3,9 @@
 import asyncio
 import hashlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -17,6 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.core.errors import RulesUnavailable
+from gateway.ports import StoreObserver
 from gateway.settings import RedisSettings
 from gateway.stores.redis_cluster import ClusterClient
 from gateway.stores.redis_sentinel import sentinel_client
@@ -110,6 +112,22 @@ async def in_time(timeout_s: float) -> AsyncGenerator[None, None]:
             yield
         finally:
             timer.cancel()
+
+
+def nobody(_operation: str, _took_s: float | None) -> None:
+    """A `StoreObserver` that does not listen."""
+
+
+@contextmanager
+def timed(observer: StoreObserver, operation: str) -> Generator[None]:
+    """Tell `observer` how long what is inside took, or that Redis was out of reach; another error is not told."""
+    began_s = time.monotonic()
+    try:
+        yield
+    except UNREACHABLE:
+        observer(operation, None)
+        raise
+    observer(operation, time.monotonic() - began_s)
 
 
 @asynccontextmanager

@@ -22,7 +22,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.core.admissions import Ask, Reply, Standing
 from gateway.core.rate_limit import Form, Row, Take, boundaries_us
-from gateway.stores.redis_script import UNREACHABLE, in_time, load_script
+from gateway.ports import StoreObserver
+from gateway.stores.redis_script import UNREACHABLE, in_time, load_script, nobody, timed
 
 RETRY_AFTER_S = 1.0  # how long Redis is left alone after a failure
 MAX_TOGETHER: Final = 256  # steps in one round trip; bounds how long Redis is kept busy by one worker
@@ -44,13 +45,21 @@ class Steps:
     """The script `admissions`, run on one Redis; `heard` is told of admissions whose turn has come."""
 
     def __init__(
-        self, client: Redis, prefix: str, heard: Callable[[str], None], *, timeout_s: float, lease_us: int
+        self,
+        client: Redis,
+        prefix: str,
+        heard: Callable[[str], None],
+        *,
+        timeout_s: float,
+        lease_us: int,
+        observer: StoreObserver = nobody,
     ) -> None:
         self._client = client
         self._prefix = prefix
         self._heard = heard
         self._timeout_s = timeout_s
         self._lease_us = lease_us
+        self._observer = observer
         self._script = load_script("admissions")
         self._asks: list[_Waiting] = []
         self._settlements: list[_Settlement] = []
@@ -153,8 +162,9 @@ class Steps:
         calls = _by_owner(settlements, asks)
         try:
             if calls:
-                async with in_time(self._timeout_s):
-                    replies = await self._round_trip(calls)
+                with timed(self._observer, "admit"):
+                    async with in_time(self._timeout_s):
+                        replies = await self._round_trip(calls)
                 self._told(calls, replies, now_s)
         except UNREACHABLE as error:
             self._failed(error)

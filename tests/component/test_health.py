@@ -23,8 +23,8 @@ class Told:
     def __init__(self) -> None:
         self.breakers, self.revision, self.counts, self.heals, self.waits = {}, 0, {}, [], {}
 
-    def health(self, breakers, revision):
-        self.breakers, self.revision = breakers, revision
+    def health(self, breakers, rules):
+        self.breakers, self.revision = breakers, rules.revision
 
     def figures(self, backend, figures):
         self.counts[backend] = figures

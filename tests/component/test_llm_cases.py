@@ -281,6 +281,8 @@ async def test_callers_requests_are_counted_once_and_attempts_apart():  # MT-02
         "rate_limited": 2,
     }
     assert counted(registry, "gateway_failed_attempts_total", "task") == {TASK: 5 * 2 + 5}
+    assert counted(registry, "gateway_attempts_total", "outcome") == {"ok": 15, "failed": 5 * 2 + 5}
+    assert counted(registry, "gateway_limited_total", "kind") == {"requests": 2}
 
 
 def counted(registry: CollectorRegistry, name: str, label: str) -> dict[str, float]:

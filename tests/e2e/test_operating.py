@@ -8,6 +8,7 @@ import stat
 
 import httpx
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.stack import LIMITED_KEY, is_running
 from tests.kit.wait import until
@@ -78,15 +79,23 @@ async def test_one_limit_over_all_workers(stack):
 
 async def test_metrics_sum_the_workers(stack):
     def count(page: str) -> float:
-        name = 'gateway_requests_total{backend="triton",code="ok",task="text-embedding"}'
-        return next((float(line.split()[1]) for line in page.splitlines() if line.startswith(name)), 0.0)
+        wanted = {"backend": "triton", "code": "ok", "task": "text-embedding"}
+        samples = (one for family in text_string_to_metric_families(page) for one in family.samples)
+        counts = (
+            one.value
+            for one in samples
+            if one.name == "gateway_requests_total" and wanted.items() <= one.labels.items()
+        )
+        return sum(counts)
 
     before = count(await stack.metrics())
     assert await backends_seen(stack, 20) == {"triton"}
     page = await stack.metrics()
     assert count(page) - before == 20
     assert 'gateway_requests_in_flight{task="text-embedding"} 0.0' in page
-    assert "gateway_request_duration_seconds_bucket" in page
+    for name in ("request_duration_seconds_bucket", "redis_seconds_bucket", "event_loop_lag_seconds_bucket"):
+        assert f"gateway_{name}" in page
+    assert "gateway_redis_up 1.0" in page
 
     def has_batches() -> bool:
         return 'gateway_model_batch_executions{backend="triton",batch_size=' in page

@@ -88,7 +88,8 @@ async def test_a_worker_that_dies_is_replaced_and_metrics_stay_right(tmp_path):
             assert (await gateway.ask()).status_code == 200
         async with httpx.AsyncClient(trust_env=False) as http:
             page = (await http.get(f"{gateway.ops_url}/metrics")).text
-    assert 'gateway_requests_total{backend="llm",code="ok",task="general_llm"} 10.0' in page
+    labels = 'backend="llm",code="ok",model="m",rule="chat",task="general_llm",version=""'
+    assert f"gateway_requests_total{{{labels}}} 10.0" in page
     assert 'gateway_requests_in_flight{task="general_llm"} 0.0' in page
 
 

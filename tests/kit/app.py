@@ -25,7 +25,7 @@ from gateway.core.watching.record import RequestRecord
 from gateway.gate import Gate
 from gateway.http_server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Admissions, Answers, Backend, SequenceStore
+from gateway.ports import Admissions, Answers, Backend, Observer, SequenceStore
 from gateway.recall import Recalls
 from gateway.sequences import PinnedSequences
 from gateway.stores.memory import MemoryRuleSource, MemorySequenceStore
@@ -35,6 +35,7 @@ from gateway.tasks.chat import Chat
 from gateway.tasks.contract import Contract
 from gateway.tasks.image_classification import ImageClassification
 from gateway.tasks.text_embedding import TextEmbedding
+from gateway.telemetry.observers import Observers
 from gateway.wiring import monotonic_us, wall_us
 
 KEY, LIMITED_KEY, EMBEDDING_KEY, ADMIN_KEY = "secret-one", "secret-limited", "secret-embedding", "secret-admin"
@@ -151,6 +152,7 @@ async def running(
     key_ring: KeyRing | None = None,
     cors_origins: Sequence[str] = (),
     more_callers: Mapping[str, Caller] = MappingProxyType({}),
+    observers: Sequence[Observer] = (),
 ) -> AsyncIterator[Harness]:
     """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative.
 
@@ -184,7 +186,7 @@ async def running(
         recalls=recalls,
         sequences=PinnedSequences(store, by_name, board=board, clock=monotonic_us),
         board=board,
-        observer=seen,
+        observer=Observers([seen, *observers]) if observers else seen,
         clock=monotonic_us,
         draw=draw,
         prices=parse_prices({"prices": dict(prices)}),

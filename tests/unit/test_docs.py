@@ -45,8 +45,32 @@ def test_every_error_code_is_told_with_its_status(error):
     assert re.search(rf"`{error.code}`[^;.]*?{error.status}", README)
 
 
+METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+
 def test_the_metrics_are_these():
-    assert set(re.findall(r"gateway_[a-z_]+", README)) == metric_names()
+    table = re.findall(r"^\| `(gateway_[a-z_]+)(?:\{([a-z_,]+)\})?` \|", METRICS, re.MULTILINE)
+    assert {name for name, _ in table} == metric_names()
+    assert len(table) == len(metric_names())
+
+
+def test_the_metrics_labels_are_these():
+    registry = CollectorRegistry()
+    Metrics(registry)
+    made = {
+        metric._name + ("_total" if metric._type == "counter" else ""): set(metric._labelnames)
+        for metric in registry._collector_to_names
+    }
+    made["gateway_worker_rules_revision"] |= {"pid"}  # by the library, of each worker
+    table = re.findall(r"^\| `(gateway_[a-z_]+)(?:\{([a-z_,]+)\})?` \|", METRICS, re.MULTILINE)
+    assert {name: set(filter(None, labels.split(","))) for name, labels in table} == made
+
+
+def test_no_other_metric_is_told():
+    for page in (README, METRICS):
+        told = set(re.findall(r"gateway_[a-z_]+", page))
+        histograms = {f"{name}{end}" for name in metric_names() for end in ("_sum", "_count", "_bucket")}
+        assert told <= metric_names() | histograms
 
 
 @pytest.mark.parametrize("name", [n for n, c in typer.main.get_command(cli).commands.items() if not c.hidden])

@@ -2,16 +2,21 @@
 
 import json
 import logging
+import time
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
+from gateway import __version__
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import Fault, FaultKind, InternalError, Unauthorized
 from gateway.core.models import ModelFigures
 from gateway.core.routing import Plan
+from gateway.core.rules import RuleSet
+from gateway.core.switches import ACTIONS, Scope, Switch, Switches
 from gateway.core.types import EngineLoad, Place, Route, Timing, Usage
 from gateway.core.watching.record import RequestRecord
+from gateway.telemetry.labels import MAX_NAMES
 from gateway.telemetry.logs import MAX_LINES, AccessLog, JsonLines
 from gateway.telemetry.metrics import Metrics
 from tests.kit.wait import until
@@ -55,7 +60,8 @@ def test_a_request_is_counted_once_with_its_parts():
     assert value(registry, "gateway_requests_in_flight", task="t") == 1
     metrics.ended(RECORD)
     assert value(registry, "gateway_requests_in_flight", task="t") == 0
-    assert value(registry, "gateway_requests_total", task="t", backend="triton", code="ok") == 1
+    labels = {"task": "t", "backend": "triton", "model": "m", "version": "1", "rule": "r", "code": "ok"}
+    assert value(registry, "gateway_requests_total", **labels) == 1
     assert value(registry, "gateway_request_duration_seconds_sum", task="t", backend="triton") == 0.012
     assert value(registry, "gateway_tokens_total", task="t", direction="output") == 5
     assert value(registry, "gateway_failed_attempts_total", task="t") == 1
@@ -113,20 +119,88 @@ def test_refusals_at_the_door_have_no_task_of_the_callers_choosing():
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     metrics.refused(refused())
-    assert value(registry, "gateway_requests_total", task="none", backend="none", code="unauthorized") == 1
+    labels = dict.fromkeys(("task", "backend", "model", "version", "rule"), "none")
+    assert value(registry, "gateway_requests_total", **labels, code="unauthorized") == 1
 
 
 def test_health():
     registry = CollectorRegistry()
     metrics, board = Metrics(registry), BreakerBoard()
     board.probed(Place(backend="triton", model="m", replica="r:1"), now_us=1, fault=FaultKind.UNAVAILABLE)
-    metrics.health(board.all(), 4)
+    metrics.health(board.all(), RuleSet(revision=4, rules=()))
     labels = {"backend": "triton", "model": "m", "version": "", "replica": "r:1"}
     assert value(registry, "gateway_breaker_open", **labels) == 1
     board.keep_only([], now_us=1)
-    metrics.health(board.all(), 4)
+    metrics.health(board.all(), RuleSet(revision=4, rules=()))
     assert value(registry, "gateway_breaker_open", **labels) == 0
-    assert value(registry, "gateway_rules_revision") == 4
+    for name in ("gateway_rules_revision", "gateway_rules_revision_max", "gateway_worker_rules_revision"):
+        assert value(registry, name) == 4
+
+
+def test_switches_in_force():
+    registry = CollectorRegistry()
+    metrics, now_ms = Metrics(registry), time.time_ns() // 1_000_000
+
+    def switch(action: str, expires_ms: int) -> Switch:
+        scope = Scope(kind="everything")
+        told = {"reason": "r", "owner": "o", "created_ms": 0, "expires_ms": expires_ms}
+        return Switch(id="s", action=action, scope=scope, **told)
+
+    items = (switch("drain", 2 * now_ms), switch("drain", 2 * now_ms), switch("block", now_ms - 1))
+    metrics.health({}, RuleSet(revision=4, rules=(), switches=Switches(revision=1, items=items)))
+    held = {action: value(registry, "gateway_switches_in_force", action=action) for action in ACTIONS}
+    assert held == {"block": 0, "drain": 2, "force_backend": 0, "force_fallback": 0, "freeze": 0}
+    metrics.health({}, RuleSet(revision=4, rules=()))
+    assert value(registry, "gateway_switches_in_force", action="drain") == 0
+
+
+def test_redis():
+    registry = CollectorRegistry()
+    redis = Metrics(registry).redis
+    assert value(registry, "gateway_redis_up") == 1
+    redis("rules", None)
+    redis("admit", 0.002)
+    assert value(registry, "gateway_redis_up") == 0
+    redis("rules", 0.001)
+    assert value(registry, "gateway_redis_up") == 1
+    assert value(registry, "gateway_redis_seconds_sum", operation="admit") == 0.002
+    assert value(registry, "gateway_redis_seconds_count", operation="rules") == 1
+
+
+async def test_a_process_tells_of_itself():
+    registry = CollectorRegistry()
+    process = Metrics(registry).process
+    process.start()
+    await until(lambda: value(registry, "gateway_event_loop_lag_seconds_count") >= 2)
+    await process.close()
+    assert value(registry, "gateway_worker_memory_bytes") > 2**20
+    assert value(registry, "gateway_worker_open_fds") > 2
+    assert 0 < value(registry, "gateway_worker_cpu_seconds_total") <= time.process_time()
+    assert value(registry, "gateway_build_info", version=__version__) == 1
+
+
+def test_the_gap_between_tokens_is_of_whole_streams():
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    record = replace(RECORD, stream=True, first_token_us=4_000, usage=Usage(output_tokens=5))
+    metrics.ended(record)
+    metrics.ended(replace(record, usage=Usage(output_tokens=1)))
+    metrics.ended(replace(record, error=InternalError("broke")))
+    gap = {"task": "t", "backend": "triton"}
+    assert value(registry, "gateway_inter_token_seconds_sum", **gap) == 0.002
+    assert value(registry, "gateway_inter_token_seconds_count", **gap) == 1
+
+
+def test_names_are_bounded_though_operators_change_them_all_the_time():
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for number in range(2 * MAX_NAMES):
+        route = replace(ROUTE, model=f"m{number}", version="")
+        metrics.ended(replace(RECORD, route=route, rule=f"r{number}"))
+    shown = [sample for family in registry.collect() for sample in family.samples]
+    requests = [sample.labels for sample in shown if sample.name == "gateway_requests_total"]
+    assert len({labels["model"] for labels in requests}) <= MAX_NAMES + 1
+    assert len({labels["rule"] for labels in requests}) == MAX_NAMES + 1
 
 
 def test_waiting():
