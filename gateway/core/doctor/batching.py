@@ -1,0 +1,210 @@
+"""Batches: none where they are on, on where they must not be, of sizes that do not fit the instances."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.core.doctor.facts import Facts, Setup, Traffic
+from gateway.core.doctor.findings import ENOUGH, WAITING_SHARE, Finding
+
+ALONE: Final = 1.1
+"""Requests in a batch. Below it nine batches of ten or more held one request: batching did nothing."""
+
+TOGETHER: Final = 2.0
+"""Requests at a server at once, on the average, from which two could have shared a batch."""
+
+SMALL: Final = 0.25
+"""Of max_batch_size: a batch of this part can grow four times; fewer instances let it."""
+
+FULL: Final = 0.9
+"""Of max_batch_size, and of the instances' time: above it neither has room for more (the rest is noise of arrivals)."""
+
+
+def single_batches(facts: Facts) -> Iterator[Finding]:
+    """Dynamic batching is on, and batches hold one request."""
+    for setup, traffic in facts.under_load():
+        if not setup.is_batching or traffic.executions < ENOUGH or traffic.joined >= ALONE:
+            continue
+        if 2 * traffic.rows / traffic.requests > setup.max_batch_size:
+            continue  # a request fills a batch by itself
+        told = _single(setup, traffic, servers=facts.servers_of(setup.backend))
+        if told is not None:
+            cause, change, lines = told
+            yield Finding(
+                symptom="single-batches",
+                subject=str(setup),
+                severity="warning",
+                seen=f"dynamic batching is on, and {traffic.executions:,} batches held {traffic.joined:.2f} requests",
+                cause=cause,
+                change=change,
+                where=setup.file,
+                lines=lines,
+                numbers={
+                    "requests_per_batch": traffic.joined,
+                    "batches": traffic.executions,
+                    "present": traffic.present,
+                    "delay_us": setup.delay_us,
+                    "queue_ms": traffic.queue_ms,
+                    "compute_ms": traffic.compute_ms,
+                },
+            )
+
+
+def _single(setup: Setup, traffic: Traffic, *, servers: int) -> tuple[str, str, tuple[str, ...]] | None:
+    """Cause, change and lines. None where it costs nothing, or `instances_against_batches` tells it."""
+    present = traffic.present / servers
+    if present < TOGETHER:
+        if setup.delay_us == 0 or traffic.queue_share < WAITING_SHARE:
+            return None
+        return (
+            f"the load is too low: {present:.1f} requests at once, each waited {traffic.queue_ms:.1f} ms for nobody",
+            "take the delay away: a busy instance lets batches grow without one",
+            ("dynamic_batching { }",),
+        )
+    if _is_spread(setup, traffic, servers=servers):
+        return None
+    if setup.delay_us == 0:
+        return (
+            f"the delay is 0: a free instance takes each request at once ({present:.1f} were there at once)",
+            "let a request wait for others for a part of the time that a batch takes",
+            (_delay_line(traffic),),
+        )
+    return (
+        f"{present:.1f} requests at once, within a delay of {setup.delay_us} us, that do not have the same shapes",
+        "send equal shapes (pad to a few lengths), or let the model take ragged ones: in its input",
+        ("allow_ragged_batch: true",),
+    )
+
+
+def _delay_line(traffic: Traffic) -> str:
+    """A tenth of a batch's time: what waiting adds stays small against it."""
+    return f"dynamic_batching {{ max_queue_delay_microseconds: {max(100, round(traffic.compute_ms * 100))} }}"
+
+
+def stateful_batched(facts: Facts) -> Iterator[Finding]:
+    """A model that keeps state is batched by a scheduler that knows no sequences."""
+    tasks = {
+        setup.name: task.name
+        for task in facts.tasks
+        if task.is_sequence
+        for place in task.places
+        for setup in facts.below(place)
+    }
+    for setup in facts.setups:
+        reason = setup.faults.get("sequence_batching", "")
+        if not reason and setup.is_batching and not setup.is_sequence and setup.name in tasks:
+            reason = (
+                f"the task '{tasks[setup.name]}' sends steps of sequences there, and its batcher mixes sequences, "
+                "loses their order and may send two steps to two instances"
+            )
+        if reason:
+            yield Finding(
+                symptom="stateful-batched",
+                subject=str(setup),
+                severity="error",
+                seen="a stateful model under dynamic_batching",
+                cause=reason,
+                change="replace dynamic_batching; batches are then made across sequences",
+                where=setup.file,
+                lines=("sequence_batching { oldest { max_candidate_sequences: 256 } }",),
+                numbers={"max_batch_size": setup.max_batch_size},
+            )
+
+
+def llm_batched(facts: Facts) -> Iterator[Finding]:
+    """An LLM, whose engine joins requests itself, under dynamic batching."""
+    for setup in facts.setups:
+        if reason := setup.faults.get("dynamic_batching", ""):
+            yield Finding(
+                symptom="llm-batched",
+                subject=str(setup),
+                severity="error",
+                seen="dynamic_batching on an LLM",
+                cause=reason,
+                change="delete the block dynamic_batching, and let the engine batch",
+                where=setup.file,
+                lines=("max_batch_size: 0", "model_transaction_policy { decoupled: true }"),
+                numbers={"max_batch_size": setup.max_batch_size, "delay_us": setup.delay_us},
+            )
+
+
+def instances_against_batches(facts: Facts) -> Iterator[Finding]:
+    """Instances take batches from each other, or are too few for full ones."""
+    for setup, traffic in facts.under_load():
+        if not setup.is_batching or traffic.executions < ENOUGH:
+            continue
+        servers = facts.servers_of(setup.backend)
+        instances, busy = setup.instances * servers, traffic.busy
+        spread, full = _is_spread(setup, traffic, servers=servers), _is_full(setup, traffic, instances=instances)
+        if not spread and not full:
+            continue
+        seen = (
+            f"{instances} instance{'s' if instances > 1 else ''}, {busy:.1f} busy, batches of {traffic.mean_batch:.1f} "
+            f"rows of {setup.max_batch_size}, {traffic.present:.1f} requests there at once"
+        )
+        fewer, more = max(1, setup.instances // 2), setup.instances + 1
+        yield Finding(
+            symptom="instances-and-batches",
+            subject=str(setup),
+            severity="warning",
+            seen=seen,
+            cause="requests spread over the instances before a batch can form"
+            if spread
+            else f"every instance is busy with full batches, and requests wait {traffic.queue_share:.0%} of their time",
+            change="fewer instances make larger batches; measure both (`python -m local_runtime bench`)"
+            if spread
+            else "larger batches if the memory has room for them, else one instance more; measure both",
+            where=setup.file,
+            lines=(f"instance_group [ {{ count: {fewer} }} ]", _delay_line(traffic))
+            if spread
+            else (f"max_batch_size: {2 * setup.max_batch_size}", f"instance_group [ {{ count: {more} }} ]"),
+            numbers={
+                "instances": instances,
+                "busy": busy,
+                "mean_batch": traffic.mean_batch,
+                "max_batch_size": setup.max_batch_size,
+                "present": traffic.present,
+                "queue_share": traffic.queue_share,
+            },
+        )
+
+
+def _is_spread(setup: Setup, traffic: Traffic, *, servers: int) -> bool:
+    """Several instances, enough requests at once for each of them, and yet small batches."""
+    return (
+        setup.instances > 1
+        and traffic.present >= setup.instances * servers
+        and traffic.mean_batch <= SMALL * setup.max_batch_size
+        and traffic.joined < TOGETHER
+    )
+
+
+def _is_full(setup: Setup, traffic: Traffic, *, instances: int) -> bool:
+    return (
+        traffic.mean_batch >= FULL * setup.max_batch_size
+        and traffic.busy >= FULL * instances
+        and traffic.queue_share >= WAITING_SHARE
+    )
+
+
+def preferred_never_reached(facts: Facts) -> Iterator[Finding]:
+    """Sizes are preferred, and no batch had one."""
+    for setup, traffic in facts.under_load():
+        batches = sum(traffic.batch_sizes.values())
+        if not setup.preferred or batches < ENOUGH or any(traffic.batch_sizes.get(size) for size in setup.preferred):
+            continue
+        largest = max(size for size, count in traffic.batch_sizes.items() if count)
+        wanted = ", ".join(map(str, setup.preferred))
+        yield Finding(
+            symptom="preferred-never-reached",
+            subject=str(setup),
+            severity="warning",
+            seen=f"none of {batches:,} batches had a preferred size ({wanted}); the largest had {largest} rows",
+            cause=f"too few requests come within the delay of {setup.delay_us} us"
+            if largest < min(setup.preferred)
+            else "requests' rows do not add up to these sizes",
+            change="take preferred_batch_size away: Triton's documentation advises against it for most models, but "
+            "those that are much faster at some sizes, such as TensorRT engines with several profiles",
+            where=setup.file,
+            lines=(f"dynamic_batching {{ max_queue_delay_microseconds: {setup.delay_us} }}",),
+            numbers={"batches": batches, "largest": largest, "delay_us": setup.delay_us, "present": traffic.present},
+        )
