@@ -5,6 +5,7 @@ import typer
 from gateway.cli import (
     audit,
     backends,
+    doctor,
     explain,
     keys,
     models,
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-for commands in (stack.app, serve.app, overview.app, explain.app, backends.workers_app, usage.app):
+for commands in (stack.app, serve.app, overview.app, doctor.app, explain.app, backends.workers_app, usage.app):
     app.registered_commands += commands.registered_commands
 app.add_typer(rules.app, name="rules")
 app.add_typer(switches.app, name="switches")

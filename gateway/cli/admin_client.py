@@ -177,7 +177,7 @@ def admin_of(url: str, token: str) -> Admin:
 
     The stack's token goes to no other address than the stack's.
     """
-    stack = {} if url and token else _stack()
+    stack = {} if url and token else stack_told()
     of_stack = str(stack.get("admin_url", ""))
     url = url or of_stack
     if not token and url == of_stack:
@@ -195,7 +195,8 @@ def admin_of(url: str, token: str) -> Admin:
     return Admin(url, token)
 
 
-def _stack() -> Mapping[str, Any]:
+def stack_told() -> Mapping[str, Any]:
+    """What `gateway up` says in this folder of the stack that it started; empty where there is none."""
     try:
         stack = json.loads(STACK_FILE.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -98,14 +98,14 @@ def findings(document: Mapping[str, Any]) -> list[Finding]:
                     severity=severity,
                     reason=reason,
                 )
-                for severity, field, reason in _rules(read["config"] or {})
+                for severity, field, reason in advice(read["config"] or {})
             ]
     told = {(finding.file, finding.reason): finding for finding in reversed(found)}
     return sorted(told.values(), key=lambda finding: (finding.file, finding.line, _RANKS.index(finding.severity)))
 
 
-def _rules(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Severity, the field that it is about, and the reason."""
+def advice(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What the gateway finds wrong with one configuration: severity, the field that it is about, and the reason."""
     batching = config.get("dynamic_batching")
     is_decoupled = (config.get("model_transaction_policy") or {}).get("decoupled", False)
     if config.get("backend") in LLM_BACKENDS:

@@ -1,0 +1,131 @@
+"""`gateway doctor`: what is wrong with how a stack is set up, why, and what to write instead."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from gateway.cli.admin_client import (
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    AdminToken,
+    AdminUrl,
+    Failure,
+    Refusal,
+    admin_of,
+    say,
+    stack_told,
+)
+from gateway.cli.doctor_looks import Looker, Places
+from gateway.cli.serve import DEFAULT_CONFIG, ConfigOption
+from gateway.cli.show import examples, seconds_of, show_json
+from gateway.core.doctor import examine
+from gateway.core.doctor.facts import Facts
+from gateway.core.doctor.findings import Finding
+from gateway.settings import ConfigError, Settings, load_settings
+
+STEPS: Final = 10  # of the bar, in a second
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "gateway doctor",
+        "gateway doctor --for 30s --target-p99 250",
+        "gateway doctor --ops-url http://10.0.0.4:8081 --server http://10.0.0.7:8000 "
+        "--metrics-url http://10.0.0.7:8002 --json",
+    )
+)
+def doctor(  # noqa: PLR0917 - Typer declares options as parameters
+    config: ConfigOption = DEFAULT_CONFIG,
+    ops_url: Annotated[
+        str,
+        typer.Option(envvar="GATEWAY_OPS_URL", help="The gateway's operations listener; default: as `up` left it."),
+    ] = "",
+    servers: Annotated[
+        list[str] | None,
+        typer.Option("--server", metavar="URL", help="HTTP of Triton or the local runtime; may be repeated."),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metrics-url", metavar="URL", help="Triton's metrics page, for GPU memory; may be repeated."),
+    ] = None,
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Between the two looks: 10s, 1m.")] = "10s",
+    target_p99: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="MS", help="What p99 is to be; default: each task's attempt_timeout_ms."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    admin_url: AdminUrl = "",
+    admin_token: AdminToken = "",
+) -> None:
+    """Look at the stack twice, and tell each symptom with its cause, its numbers and what to write instead.
+
+    Exit codes: 0 nothing is wrong, 1 findings, 2 usage, 3 no control plane answers.
+    """
+    span_s = seconds_of(duration, "--for")
+    if not 1 <= span_s <= 3600:  # noqa: PLR2004 - what `/overview` keeps
+        raise Failure("--for: between 1s and 1h", EXIT_USAGE)
+    admin = admin_of(admin_url, admin_token)
+    stack = (
+        told if (told := stack_told()).get("admin_url") == admin.url else {}
+    )  # another stack's addresses are not ours
+    places = Places(
+        ops_url=ops_url or str(stack.get("ops_url", "")),
+        servers=servers or ([str(stack["triton_http"])] if stack.get("triton_http") else ()),
+        metrics=metrics or (),
+    )
+    looker = Looker(admin, _settings(config), places)
+    try:
+        before = looker.look(span_s)
+        _wait(span_s)
+        facts = looker.facts(before, looker.look(span_s), target_p99_ms=target_p99)
+    except Refusal as refusal:
+        raise Failure(refusal.line, refusal.exit_code) from refusal
+    found = examine(facts)
+    if as_json:
+        told = {"window_s": round(facts.window_s, 3), "findings": [asdict(one) for one in found]}
+        show_json({**told, "unseen": list(facts.unseen)})
+    else:
+        _tell(found, facts)
+    raise typer.Exit(EXIT_REFUSED if found else 0)
+
+
+def _settings(path: Path) -> Settings:
+    try:
+        return load_settings(path)
+    except ConfigError as error:
+        raise Failure(str(error), EXIT_USAGE) from error
+
+
+def _wait(span_s: int) -> None:
+    """The time between the looks, with a bar on stderr where somebody sees it."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("looking", total=span_s * STEPS)
+        for _ in range(span_s * STEPS):
+            time.sleep(1 / STEPS)
+            progress.advance(bar)
+
+
+def _tell(found: Sequence[Finding], facts: Facts) -> None:
+    for one in found:
+        say(f"{one.severity}: {one.symptom}: {one.subject}")
+        say(f"  seen:   {one.seen}")
+        say(f"  cause:  {one.cause}")
+        say(f"  change: {one.change}")
+        if one.lines:
+            say(f"  write{f' in {one.where}' if one.where else ''}:")
+        for line in one.lines:
+            say(f"    {line}")
+    for line in facts.unseen:
+        say(f"not seen: {line}")
+    models = len(facts.setups)
+    of = f"{models} configuration{'' if models == 1 else 's'}, {len(facts.traffic)} under load, {facts.window_s:.0f} s"
+    say(f"{len(found)} finding{'' if len(found) == 1 else 's'}" + f" ({of})")
