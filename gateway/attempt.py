@@ -1,6 +1,10 @@
-"""One attempt of a request: at one place, from the gate before it to the end of its answer."""
+"""One attempt of a request: at one place, from the gate before it to the end of its answer.
+
+A little longer than others: what an attempt needs of its plane, and what becomes of it, are read together.
+"""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +15,7 @@ from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.loads import LoadBoard, Sending
 from gateway.core.routing import Plan
+from gateway.core.trace import Headers
 from gateway.core.types import (
     NOTHING_USED,
     Answer,
@@ -29,6 +34,7 @@ from gateway.core.types import (
     Work,
 )
 from gateway.core.waiting import items_of
+from gateway.core.watching.steps import Tried
 from gateway.gate import Gate, Waited
 from gateway.ports import Backend, Clock, Sequences
 from gateway.tasks.contract import Contract, Form, located
@@ -88,6 +94,11 @@ class Plane(Protocol):
         ...
 
 
+def new_span_id() -> str:
+    """At random, and not all zeros, which would be none."""
+    return f"{random.getrandbits(64) or 1:016x}"
+
+
 def _nothing() -> None:
     """It may be sent."""
 
@@ -100,10 +111,14 @@ class Attempt:
         backend_us: spent waiting for the backend; `gate_us`: in our own queue before it.
         queue_us: spent in the backend's own queue, where it tells.
         first_part_us: from the request's arrival to the first part of a streamed answer.
+        began_us / ended_us: on the clock; 0 until then.
+        fault: why it failed.
+        span_id: that its place is told as the parent of what is done there; empty where no trace is recorded.
         usage: final, with its cost, once the answers have ended, whichever way.
         is_sent / is_over: the backend has the request; it has no more to do with it.
         has_begun / has_failed: a part of its answer has come; it failed.
-        outcome: see `Tried.outcome`.
+        outcome: see `core.watching.record.Tried`.
+        is_dropped: nobody waits for its answer any more.
         is_turned_away: it failed before the place had any work with it.
         work: what a generative request will take, where the choice of the place or a queue had to know it.
         check: called right before it is sent; raises the `GatewayError` or `BackendError` for which it must not be.
@@ -120,6 +135,10 @@ class Attempt:
     gate_us: int = 0
     queue_us: int | None = None
     first_part_us: int | None = None
+    began_us: int = 0
+    ended_us: int = 0
+    fault: Fault | None = None
+    span_id: str = ""
     version: str = ""
     usage: Usage = NOTHING_USED
     is_sent: bool = False
@@ -128,6 +147,7 @@ class Attempt:
     has_failed: bool = False
     is_turned_away: bool = False
     outcome: str = "left"
+    is_dropped: bool = False
     _last_wait_us: int = 0
     _form: Form | None = None
     _payload: Payload | None = None
@@ -137,7 +157,7 @@ class Attempt:
         """What the place answers, in the task's own form. Raises `BackendError`."""
         place, step, clock = self.step.place, self.step, self.on.clock
         backend, gate = self.on.backends[place.backend], self.on.gates[place.backend]
-        asked_us = clock()
+        asked_us = self.began_us = clock()
         with self._judged():
             form = self._form = self.task.contract.forms.get(backend.speaks)
             if form is None:
@@ -163,12 +183,14 @@ class Attempt:
                 self.has_failed = True
                 raise
             finally:
-                stayed_us = clock() - entered_us
+                self.ended_us = clock()
                 self.is_over = True
                 try:
                     self._end()
                 finally:
-                    gate.leave(place.replica, stayed_us=stayed_us, waited=waited, took=self._tokens_used)
+                    gate.leave(
+                        place.replica, stayed_us=self.ended_us - entered_us, waited=waited, took=self._tokens_used
+                    )
             if not self.has_begun:
                 raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
         if self.request.sequence is not None:
@@ -219,6 +241,35 @@ class Attempt:
             replica=place.replica,
             payload=payload,
             sequence=None if request.sequence is None else await self.on.sequences.bind(request, place),
+            trace=self._trace(),
+        )
+
+    def _trace(self) -> Headers:
+        """What the place is told of the trace: our span of this attempt where it is recorded, else as it came."""
+        trace = self.request.trace
+        if trace is None:
+            return ()
+        if trace.is_recorded:
+            self.span_id = new_span_id()
+        return trace.headers(self.span_id)
+
+    def tried(self, now_us: int) -> Tried:
+        """How it went, for traces."""
+        generative, first_us = self._generative, self.first_part_us
+        return Tried(
+            place=self.step.place,
+            began_us=self.began_us or now_us,
+            ended_us=self.ended_us or now_us,
+            span_id=self.span_id,
+            version=self.version,
+            gate_us=self.gate_us,
+            queue_us=self.queue_us,
+            first_part_us=None if first_us is None else first_us + self.request.received_us - self.began_us,
+            usage=self.usage,
+            fault=self.fault,
+            is_dropped=self.is_dropped,
+            payload=generative.payload if generative else None,
+            body=generative.body if generative else b"",
         )
 
     def _send(self, payload: Payload) -> None:
@@ -314,7 +365,8 @@ class Attempt:
         except BackendError as failed:
             self._judge(failed)
             raise
-        except BaseException:  # the caller left, or its input was bad after all: no verdict on the backend
+        except BaseException as ended:  # the caller left, or its input was bad after all: no verdict on the backend
+            self.is_dropped = isinstance(ended, asyncio.CancelledError | GeneratorExit)
             board.released(place)
             raise
         else:
@@ -331,10 +383,10 @@ class Attempt:
         if self._form is not None and self._form is not self.task.contract and fault.kind is FaultKind.REFUSED_INPUT:
             # An LLM's answer to another task: the refused body was ours, and not the caller's.
             fault = replace(fault, kind=FaultKind.FAILED, status=0)
-        failed.fault = located(fault, self.task.contract.tensor_fields)
+        failed.fault = self.fault = located(fault, self.task.contract.tensor_fields)
         self.outcome = fault.kind.value
         self.is_turned_away = attempts.is_turned_away(fault, is_sent=self.is_sent)
-        now_us = self.on.clock()
+        now_us = self.ended_us = self.on.clock()
         if self.is_sent and fault.kind is FaultKind.OVERLOADED and fault.retry_after_us is not None:
             board.cool(place, until_us=now_us + min(fault.retry_after_us, attempts.LONGEST_COOLING_US))
         if attempts.blames_backend(

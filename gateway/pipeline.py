@@ -3,6 +3,8 @@
 Each step asks `gateway.core` what to do and a port to do it. One event stream serves unary and streamed answers
 (unary = a stream of one): `Started`, then the answer's events, then `Finished`. A failure before `Started` is a clean
 refusal; a failure after it ends the stream with the error raised, never with a made-up end.
+
+A little longer than others: one request is read here from top to bottom.
 """
 
 import asyncio
@@ -209,6 +211,7 @@ class Pipeline:
 
     async def _route(self, walk: Walk) -> None:
         """Plan where it goes, by the rules that are in force now: it may have waited for its turn. Raises `Blocked`."""
+        walk.routing_us = self.clock()
         if walk.rules is not self.rules.current():
             self._take_rule(walk)
         plan = walk.plan = self._planned(walk)
@@ -218,6 +221,7 @@ class Pipeline:
                 self._refuse_blocked(walk, replace(walk.request, sequence=None))
         if self.shadows is not None:
             walk.shadow = self.shadows.watch(walk.request, walk.rule, walk.plan, on=self)
+        walk.routed_us = self.clock()
 
     async def _dispatch(self, walk: Walk) -> AsyncGenerator[Event, None]:
         """Try candidates until one begins to answer, then pass on all that it says."""

@@ -337,6 +337,7 @@ class Shadows:
             idempotency_key="",
             fingerprint="",
             headers={},
+            trace=None,
         )
         aside = _Aside(
             backends=on.backends,

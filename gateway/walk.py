@@ -13,6 +13,7 @@ from gateway.core.rules.policies import DEFAULT, Policies
 from gateway.core.switches import Switch
 from gateway.core.types import ALLOWED, NOTHING_USED, InferenceRequest, Place, Route, Timing, Usage, Verdict
 from gateway.core.watching.record import RequestRecord, Tried
+from gateway.core.watching.steps import Steps
 from gateway.estimates import Estimate
 from gateway.ports import Admission
 from gateway.recall import Recall
@@ -41,6 +42,8 @@ class Walk:
     recall: Recall | None = None
     admission: Admission | None = None
     admitted_us: int | None = None
+    routing_us: int | None = None
+    routed_us: int | None = None
     plan: Plan | None = None
     refused_by: Switch | None = None
     shadow: Copy | None = None
@@ -139,6 +142,19 @@ class Walk:
             input_tokens=self.estimate.known.input_tokens if self.estimate.known else None,
             tried=tuple([Tried(one.step.place, one.outcome, one.gate_us) for one in self.attempts]),
             ordering_us=self.ordering_us,
+            trace=request.trace,
+            steps=self._steps(timing) if request.trace and request.trace.is_recorded else None,
+        )
+
+    def _steps(self, timing: Timing) -> Steps:
+        received_us = self.request.received_us
+        ended_us = received_us + timing.total_us
+        return Steps(
+            received_us=received_us,
+            ended_us=ended_us,
+            routing_us=self.routing_us,
+            routed_us=self.routed_us,
+            tried=tuple([attempt.tried(ended_us) for attempt in self.attempts]),
         )
 
     def timing_at(self, now_us: int) -> Timing:

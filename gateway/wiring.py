@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from gateway.api.app import create_app
 from gateway.api.auth import KeptSecret, KeyRing, Signing
 from gateway.api.body import BodyLimits
-from gateway.api.endpoint import Api
+from gateway.api.endpoint import Api, passed_through
 from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import PriceError, PriceTable, parse_prices
@@ -50,6 +50,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
 from gateway.wiring_backends import open_backends
 from gateway.wiring_stores import lies_together, monotonic_us, open_redis, open_stores, wall_us
+from gateway.wiring_traces import open_traces
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ def check(settings: Settings) -> None:
             open_redis(settings)  # which reads passwords and certificates, and connects to nothing yet
         except ConfigError as error:
             faults.append(str(error))
+    if fault := settings.telemetry.traces.fault():
+        faults.append(fault)
     if faults:
         raise ConfigError("\n".join(faults))
 
@@ -114,6 +117,9 @@ async def data_plane(
             access_log = AccessLog()
             stack.callback(access_log.flush)
             observers.append(access_log)
+        tracing = open_traces(settings, stack)
+        if tracing is not None:
+            observers.append(tracing)
         backends = await open_backends(settings, stack)
         prices = prices_of(settings)
         stores = await open_stores(settings, stack, rule_check(settings), metrics.redis)
@@ -174,6 +180,7 @@ async def data_plane(
             body=BodyLimits(max_bytes=settings.server.max_body_bytes, timeout_s=settings.server.body_timeout_s),
             is_ready=lambda: not is_draining(),
             cors_origins=frozenset(settings.server.cors_origins),
+            traced=tracing.begin if tracing is not None else passed_through,
         )
         yield create_app(api)
 

@@ -12,7 +12,7 @@ RUN pip install -c requirements/constraints.txt torch==2.13.0 \
 COPY pyproject.toml README.md ./
 COPY gateway/ gateway/
 COPY local_runtime/ local_runtime/
-RUN pip install -c requirements/constraints.txt ".[stack,onnx]"
+RUN pip install -c requirements/constraints.txt ".[stack,onnx,otel]"
 
 FROM environment AS build-environment
 RUN pip install -c requirements/constraints.txt ".[stack,build,onnx]" \

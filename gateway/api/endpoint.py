@@ -31,6 +31,7 @@ from gateway.api.request_headers import (
 )
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, UnknownTask
 from gateway.core.fingerprints import canonical, digest
+from gateway.core.trace import Trace, incoming
 from gateway.core.types import Caller, InferenceRequest, SequenceStep
 from gateway.core.watching.record import RequestRecord
 from gateway.pipeline import Pipeline, Task
@@ -40,11 +41,21 @@ DEPARTURE: Final = "gateway.departure"  # in an ASGI scope, where our own server
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
 
 
+Traced = Callable[[Headers, str, str], Trace | None]
+"""The trace of a request by its headers, its method and its path; None where there is none."""
+
+
+def passed_through(headers: Headers, _method: str, _path: str) -> Trace | None:
+    """The caller's own trace, which is sent on and not recorded."""
+    return incoming(headers)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """What the data plane's handlers share. `models` maps every name of an OpenAI `model` field to its task.
 
-    `cors_origins`: web pages whose scripts may read the answers; `*` is any, empty none.
+    `cors_origins`: web pages whose scripts may read the answers; `*` is any, empty none. `traced` says of what trace a
+    request is.
     """
 
     pipeline: Pipeline
@@ -53,6 +64,7 @@ class Api:
     body: BodyLimits
     is_ready: Callable[[], bool]
     cors_origins: frozenset[str] = frozenset()
+    traced: Traced = passed_through
 
     def task(self, name: object) -> Task:
         """The task `name`. Raises `UnknownTask`, or `InvalidInput` where it is no name at all."""
@@ -77,6 +89,7 @@ class Visit:
     body: bytes = b""
     task: Task | None = None
     walked: bool = False
+    trace: Trace | None = None
 
     def enter(self, task: Task) -> Task:
         """The visit is for `task`. Raises `Forbidden` where the key is not, before any work is done for it."""
@@ -122,6 +135,7 @@ class Visit:
             headers=headers,
             input_bytes=len(self.body),
             session=session(headers),
+            trace=self.trace,
         )
         self.walked = True
         return request
@@ -144,6 +158,7 @@ class Visit:
             key_id=self.caller.key_id,
             total_us=pipeline.clock() - self.received_us,
             error=error,
+            trace=self.trace,
         )
         pipeline.observer.refused(record)
 
@@ -169,6 +184,7 @@ class Endpoint:
             id=request_id(headers),
             received_us=self._api.pipeline.clock(),
             caller=_NOBODY,
+            trace=self._api.traced(headers, scope["method"], scope["path"]),
         )
         try:
             visit.caller = await self._api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -31,6 +32,7 @@ from gateway.core.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
+from gateway.core.trace import Trace
 from gateway.core.types import Answer, Caller, Finished, InferenceRequest, Priority, SequenceStep
 from gateway.core.watching.record import RequestRecord
 from gateway.pipeline import Task
@@ -82,7 +84,8 @@ _ENDS: Mapping[type[GatewayError], Closing] = {
 class Opening:
     """What the handshake has settled for all chunks. `identify` tells whether its key is still in force.
 
-    `priority` is the one that was asked for, if any: what the key may of it, it may have later too.
+    `priority` is the one that was asked for, if any: what the key may of it, it may have later too. `traced`
+    gives each chunk a span of its own.
     """
 
     id: str
@@ -91,6 +94,7 @@ class Opening:
     task: Task
     timeout_us: int
     priority: Priority | None
+    traced: Callable[[], Trace | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +116,14 @@ class StreamEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket from its handshake to its close."""
         headers = headers_of(scope)
-        began_us = self._api.pipeline.clock()
+        began_us, traced = self._api.pipeline.clock(), partial(self._api.traced, headers, "GET", scope["path"])
         await receive()  # websocket.connect
         caller, task = Caller(key_id="", tenant=""), None
         try:
             identify = self._caller(scope, headers)
             caller = await identify()
             task = self._api.task(scope["path_params"]["task"])
-            opening = _enter(headers, caller, task, identify)
+            opening = _enter(headers, caller, task, identify, traced=traced)
         except GatewayError as error:
             record = RequestRecord(
                 id=request_id(headers),
@@ -128,6 +132,7 @@ class StreamEndpoint:
                 key_id=caller.key_id,
                 total_us=self._api.pipeline.clock() - began_us,
                 error=error,
+                trace=traced(),
             )
             self._api.pipeline.observer.refused(record)
             response = problem(error)
@@ -154,7 +159,14 @@ class StreamEndpoint:
         return lambda: self._api.keys.authenticate(shown, origin)
 
 
-def _enter(headers: Headers, caller: Caller, task: Task, identify: Callable[[], Awaitable[Caller]]) -> Opening:
+def _enter(
+    headers: Headers,
+    caller: Caller,
+    task: Task,
+    identify: Callable[[], Awaitable[Caller]],
+    *,
+    traced: Callable[[], Trace | None],
+) -> Opening:
     """What the socket is for. Raises `GatewayError`."""
     authorize(caller, task.name)
     asked = priority(headers)
@@ -168,6 +180,7 @@ def _enter(headers: Headers, caller: Caller, task: Task, identify: Callable[[], 
         task=task,
         timeout_us=timeout_us(headers, task),
         priority=asked,
+        traced=traced,
     )
 
 
@@ -250,7 +263,7 @@ class Stream:
 
     async def _infer(self, chunk: Chunk) -> tuple[Mapping[str, Any], Finished]:
         opening, pipeline = self._opening, self._api.pipeline
-        now_us = pipeline.clock()
+        now_us, trace = pipeline.clock(), opening.traced()
         number = self._number
         try:
             caller = await opening.identify()  # a socket lives long: its key may have been revoked meanwhile
@@ -258,7 +271,7 @@ class Stream:
             granted = authorized_priority(caller, opening.priority)
             parsed = opening.task.contract.parse(chunk.given, chunk.parameters)
         except GatewayError as error:
-            self._record(error, now_us)
+            self._record(error, now_us, trace)
             raise
         request = InferenceRequest(
             id=f"{opening.id}-{number}",
@@ -269,6 +282,7 @@ class Stream:
             deadline_us=now_us + opening.timeout_us,
             sequence=SequenceStep(id=self._sequence, is_start=not self._has_begun, is_end=chunk.is_end),
             priority=granted,
+            trace=trace,
         )
         _, answer, finished = await unary(pipeline, request)
         if not isinstance(answer, Answer):
@@ -289,7 +303,7 @@ class Stream:
         text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY).decode()
         await self._send({"type": "websocket.send", "text": text})
 
-    def _record(self, error: GatewayError, began_us: int) -> None:
+    def _record(self, error: GatewayError, began_us: int, trace: Trace | None) -> None:
         """A chunk refused before the pipeline, which writes the records of the others."""
         opening, pipeline = self._opening, self._api.pipeline
         record = RequestRecord(
@@ -299,6 +313,7 @@ class Stream:
             key_id=opening.caller.key_id,
             total_us=pipeline.clock() - began_us,
             error=error,
+            trace=trace,
         )
         pipeline.observer.refused(record)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from gateway.core.trace import Headers, Trace
+
 Priority = Literal["interactive", "batch"]
 
 
@@ -124,6 +126,7 @@ class InferenceRequest:
         headers: the caller's, by name in small letters, for rules that match on them; secrets among them.
         input_bytes: the length of the body that it came in.
         session: what the caller says that its requests belong together by; empty where it does not.
+        trace: the trace that it is part of; None where there is none.
     """
 
     id: str
@@ -144,6 +147,7 @@ class InferenceRequest:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     input_bytes: int = 0
     session: str = ""
+    trace: Trace | None = None
 
 
 # --- what a backend is asked -------------------------------------------------------------------
@@ -192,7 +196,10 @@ Speech = Literal["tensors", "openai"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendCall:
-    """One attempt at one model. `version` and `replica` empty mean the backend's own choice."""
+    """One attempt at one model. `version` and `replica` empty mean the backend's own choice.
+
+    `trace` are headers to send along, in ASCII: the trace that it is part of.
+    """
 
     request_id: str
     model: str
@@ -200,6 +207,7 @@ class BackendCall:
     payload: Payload
     replica: str = ""
     sequence: SequenceStep | None = None
+    trace: Headers = ()
 
 
 # --- what comes back: one event stream for unary and streamed answers (unary = a stream of one) ---

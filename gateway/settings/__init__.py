@@ -32,6 +32,7 @@ from gateway.settings.lines import below, line_at, rule_line
 from gateway.settings.recall import RecallSettings
 from gateway.settings.redis import RedisSettings
 from gateway.settings.section import Section
+from gateway.settings.traces import TracesSettings
 
 __all__ = [
     "AdminSettings",
@@ -109,6 +110,7 @@ class TelemetrySettings(Section):
     """What is told of requests."""
 
     access_log: bool = True
+    traces: TracesSettings = Field(default_factory=TracesSettings)
 
 
 class Settings(Section):

@@ -113,6 +113,7 @@ def _line(record: RequestRecord) -> str:
         "logger": ACCESS,
         "event": "request",
         "request_id": record.id,
+        **({"trace_id": record.trace.trace_id} if record.trace else {}),
         "task": record.task,
         "tenant": record.tenant,
         "key": record.key_id,

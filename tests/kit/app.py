@@ -14,7 +14,7 @@ import numpy as np
 from gateway.api.app import create_app
 from gateway.api.auth import KeyRing
 from gateway.api.body import BodyLimits
-from gateway.api.endpoint import Api
+from gateway.api.endpoint import Api, passed_through
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import parse_prices
@@ -36,6 +36,7 @@ from gateway.tasks.contract import Contract
 from gateway.tasks.image_classification import ImageClassification
 from gateway.tasks.text_embedding import TextEmbedding
 from gateway.telemetry.observers import Observers
+from gateway.telemetry.tracing import Tracing
 from gateway.wiring import monotonic_us, wall_us
 
 KEY, LIMITED_KEY, EMBEDDING_KEY, ADMIN_KEY = "secret-one", "secret-limited", "secret-embedding", "secret-admin"
@@ -153,6 +154,7 @@ async def running(
     cors_origins: Sequence[str] = (),
     more_callers: Mapping[str, Caller] = MappingProxyType({}),
     observers: Sequence[Observer] = (),
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Harness]:
     """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative.
 
@@ -186,7 +188,7 @@ async def running(
         recalls=recalls,
         sequences=PinnedSequences(store, by_name, board=board, clock=monotonic_us),
         board=board,
-        observer=Observers([seen, *observers]) if observers else seen,
+        observer=Observers([seen, *observers, *([] if tracing is None else [tracing])]),
         clock=monotonic_us,
         draw=draw,
         prices=parse_prices({"prices": dict(prices)}),
@@ -209,6 +211,7 @@ async def running(
         body=BodyLimits(max_bytes=max_body_bytes, timeout_s=body_timeout_s),
         is_ready=lambda: not stop.is_set(),
         cors_origins=frozenset(cors_origins),
+        traced=passed_through if tracing is None else tracing.begin,
     )
     app = create_app(api)
     listener = bind("127.0.0.1", 0)

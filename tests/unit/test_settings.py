@@ -273,3 +273,57 @@ def test_a_check_connects_to_no_store(tmp_path, url):
     path = tmp_path / "gateway.yaml"
     path.write_text(GOOD + f"redis: {{url: '{url}'}}\n")
     assert CliRunner().invoke(app, ["check", str(path)]).exit_code == 0
+
+
+def traces_of(tmp_path, monkeypatch, section: str = "{}", **variables: str):
+    for name in ("SDK_DISABLED", "TRACES_EXPORTER", "EXPORTER_OTLP_ENDPOINT", "EXPORTER_OTLP_TRACES_ENDPOINT"):
+        monkeypatch.delenv(f"OTEL_{name}", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OTEL_{name}", value)
+    return load(tmp_path, GOOD + f"telemetry: {{traces: {section}}}\n").telemetry.traces
+
+
+NAMED = "{endpoint: 'http://h:4318'}"
+
+
+@pytest.mark.parametrize(
+    ("section", "variables", "is_on"),
+    [
+        ("{}", {}, False),
+        (NAMED, {}, True),
+        ("{}", {"EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, True),
+        ("{}", {"EXPORTER_OTLP_TRACES_ENDPOINT": "http://h:4318/v1/traces"}, True),
+        (NAMED, {"SDK_DISABLED": "true"}, False),
+        (NAMED, {"TRACES_EXPORTER": "none"}, False),
+        ("{sample_ratio: 1}", {}, False),
+    ],
+)
+def test_traces_are_sent_where_a_receiver_is_named(tmp_path, monkeypatch, section, variables, is_on):
+    assert traces_of(tmp_path, monkeypatch, section, **variables).is_on() is is_on
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("{endpoint: 'h:4318'}", "must be an http(s) URL"),
+        ("{endpoint: 'http://user:pa55@h:4318'}", "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("{sample_ratio: 2}", "less than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_traced_to_is_refused(tmp_path, section, told):
+    found = refusal(tmp_path, GOOD + f"telemetry: {{traces: {section}}}\n")
+    assert told in found
+    assert "pa55" not in found
+
+
+@pytest.mark.parametrize("by", ["file", "variable"])
+def test_a_check_says_what_traces_need(tmp_path, monkeypatch, by):
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GOOD + (f"telemetry: {{traces: {NAMED}}}\n" if by == "file" else ""))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://h:4318")
+    assert CliRunner().invoke(app, ["check", str(path)]).exit_code == 0
+    monkeypatch.setattr("gateway.settings.traces._PACKAGES", ("opentelemetry.sdk.trace", "no_such_package.here"))
+    refused = CliRunner().invoke(app, ["check", str(path)])
+    where = "telemetry.traces.endpoint" if by == "file" else "OTEL_EXPORTER_OTLP_ENDPOINT"
+    told = f"{where}: traces need the extra `otel`: pip install 'hybrid-inference-gateway[otel]'"
+    assert (refused.exit_code, refused.stderr.strip()) == (78, told)

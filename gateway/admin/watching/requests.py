@@ -20,6 +20,7 @@ class RequestOut(BaseModel):
     """A request that ended. Nothing of its input or its answer is kept."""
 
     id: str
+    trace_id: str = Field("", description="of the W3C trace that it is part of; empty: none")
     at_ms: int = Field(description="when it ended, Unix milliseconds")
     worker: str
     task: str

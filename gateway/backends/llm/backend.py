@@ -139,8 +139,9 @@ class LLMBackend:
         yield request.message(body)
 
     def _exchange(self, call: BackendCall, request: Encoded, timeout_us: int) -> Exchange:
-        # The request id is safe in a header: the door lets no other through.
-        extra = f"content-type: application/json\r\nx-request-id: {call.request_id}\r\n".encode("ascii")
+        # The request id and the trace are safe in a header: the door lets no other through.
+        trace = "".join([f"{name}: {value}\r\n" for name, value in call.trace])
+        extra = f"content-type: application/json\r\nx-request-id: {call.request_id}\r\n{trace}".encode("ascii")
         return self._client(call.replica).exchange(
             "POST",
             request.path,

@@ -100,7 +100,7 @@ class TritonReplica:
         answer = await self._by_shared_memory(call, payload, facts, deadline=deadline) if self._lane else None
         if answer is None:
             message = triton_codec.encode(call, payload, facts)
-            answer = triton_codec.decode(await self._infer(call.model, message, deadline=deadline), payload.outputs)
+            answer = triton_codec.decode(await self._infer(call, message, deadline=deadline), payload.outputs)
         if facts is not None and _why_wrong(facts, payload, answer) is not None:
             await self._judge(call, payload, answer, deadline=deadline)
         return answer
@@ -117,7 +117,7 @@ class TritonReplica:
         with slot:
             message = triton_codec.encode(call, payload, facts, aside=slot, sizes=sizes)
             try:
-                answer = await self._infer(call.model, message, deadline=deadline)
+                answer = await self._infer(call, message, deadline=deadline)
             except BackendError as error:
                 if error.fault.reply is None or not slot.is_refused(error.fault.reply.text):
                     raise
@@ -135,7 +135,9 @@ class TritonReplica:
         self._in_flight += 1
         try:
             left_s = deadline - loop.time()
-            answers = self._channel.stream(_STREAM, (message,), timeout_s=left_s, metadata=_WITH_CODES)
+            answers = self._channel.stream(
+                _STREAM, (message,), timeout_s=left_s, metadata=(*_WITH_CODES, *_metadata(call))
+            )
             async with aclosing(answers):
                 async for part in answers:
                     answer = triton_codec.decode_streamed(part, payload.outputs)
@@ -152,12 +154,12 @@ class TritonReplica:
 
     # --- a model whose process has died -----------------------------------------------------------
 
-    async def _infer(self, model: str, message: bytes, *, deadline: float) -> bytes:
+    async def _infer(self, call: BackendCall, message: bytes, *, deadline: float) -> bytes:
         """One unary call. Where the model's process has died, all calls that wait for it end at once.
 
         Triton takes a second to notice for each request that waits for a dead process, one after another.
         """
-        task = asyncio.current_task()
+        task, model = asyncio.current_task(), call.model
         assert task is not None  # noqa: S101 - a coroutine runs in a task
         calls = self._calls.setdefault(model, set())
         calls.add(task)
@@ -165,7 +167,7 @@ class TritonReplica:
         self._in_flight += 1
         try:
             left_s = deadline - asyncio.get_running_loop().time()
-            return await self._channel.unary(_INFER, message, timeout_s=left_s)
+            return await self._channel.unary(_INFER, message, timeout_s=left_s, metadata=_metadata(call))
         except GrpcError as error:
             fault = _fault(error)
             if fault.kind is FaultKind.DEAD:
@@ -358,6 +360,11 @@ def _why_wrong(facts: ModelFacts, payload: TensorPayload, answer: Tensors) -> st
         return "there are no outputs"
     outputs = tuple(tensor for tensor in answer.outputs if tensor.name not in payload.classes)
     return why_wrong(facts, outputs, rows(facts, payload.inputs))
+
+
+def _metadata(call: BackendCall) -> Sequence[tuple[bytes, bytes]]:
+    """The trace that it is part of, as Triton takes it with `--trace-config mode=opentelemetry`."""
+    return [(name.encode(), value.encode()) for name, value in call.trace] if call.trace else ()
 
 
 def _fault(error: GrpcError) -> Fault:

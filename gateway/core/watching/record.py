@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 from gateway.core.errors import Fault, GatewayError
 from gateway.core.routing import Plan
+from gateway.core.trace import Trace
 from gateway.core.types import InferenceRequest, Place, Route, Timing, Usage
+from gateway.core.watching.steps import Steps
 
 OK_STATUS = 200
 
@@ -39,6 +41,8 @@ class RequestRecord:
         input_tokens: of its prompt, as the gateway estimated them; None where nobody had to know.
         tried: every attempt that was made, in the order in which they began.
         ordering_us: how long it waited for its turn under its ordering key.
+        trace: that it is part of; None where there is none.
+        steps: of a request whose trace is recorded, and which was not refused at the door.
     """
 
     id: str
@@ -65,6 +69,8 @@ class RequestRecord:
     input_tokens: int | None = None
     tried: tuple[Tried, ...] = ()
     ordering_us: int = 0
+    trace: Trace | None = None
+    steps: Steps | None = field(default=None, repr=False)
 
     @property
     def code(self) -> str:

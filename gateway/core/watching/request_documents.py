@@ -67,6 +67,7 @@ class Ended(NamedTuple):
     usage: Usage
     recalled: str
     refused_by: str
+    trace_id: str
 
 
 def ended(record: RequestRecord, *, at_ms: int, matched_headers: Collection[str] = ()) -> Ended:
@@ -103,6 +104,7 @@ def ended(record: RequestRecord, *, at_ms: int, matched_headers: Collection[str]
         record.usage,
         record.recalled,
         record.refused_by,
+        record.trace.trace_id if record.trace else "",
     )
 
 
@@ -117,6 +119,7 @@ def document(one: Ended, *, worker: str, stands_for: int = 1) -> dict[str, Any]:
     place, told = place_of(one), _places(one)
     return {
         "id": one.id,
+        "trace_id": one.trace_id,
         "at_ms": one.at_ms,
         "worker": worker,
         "task": one.task[:MAX_NAME],

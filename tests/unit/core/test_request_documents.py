@@ -9,6 +9,7 @@ import pytest
 from gateway.core.attempts import CONSEQUENCES
 from gateway.core.errors import BackendBroke, ClientClosed, Fault, FaultKind, NoHealthyBackend, RateLimited, Reply
 from gateway.core.switches import Forced
+from gateway.core.trace import Trace
 from gateway.core.types import NOTHING_USED, Limit, LimitState, Verdict
 from gateway.core.watching.record import RequestRecord
 from gateway.core.watching.request_documents import MAX_NAME, document, ended
@@ -29,11 +30,15 @@ def limited() -> RateLimited:
     return error
 
 
+TRACE = Trace(trace_id="0af7651916cd43dd8448eb211c80319c", span_id="b7ad6b7169203331")
+
+
 def test_a_whole_document() -> None:
     record = answered(first_token_us=900, stream=True, input_tokens=11)
     asked = request(model="named", version="3", session="s", ordering_key="o", priority="batch")
-    assert told(replace(record, request=asked)) == {
+    assert told(replace(record, request=asked, trace=TRACE)) == {
         "id": "r1",
+        "trace_id": TRACE.trace_id,
         "at_ms": 1_000,
         "worker": "w",
         "task": "t",

@@ -14,6 +14,7 @@ from gateway.core.models import ModelFigures
 from gateway.core.routing import Plan
 from gateway.core.rules import RuleSet
 from gateway.core.switches import ACTIONS, Scope, Switch, Switches
+from gateway.core.trace import Trace
 from gateway.core.types import EngineLoad, Place, Route, Timing, Usage
 from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.labels import MAX_NAMES
@@ -264,6 +265,15 @@ def test_a_request_is_one_json_line():
     assert line["event"] == "request"
     assert (line["rule"], line["revision"]) == ("r", 4)
     assert line["reasons"] == ["attempt at b/m: timeout: slow"]
+    assert "trace_id" not in line
+
+
+def test_a_line_names_the_trace_at_the_door_too():
+    written, trace = [], Trace(trace_id="0af7651916cd43dd8448eb211c80319c", span_id="b7ad6b7169203331")
+    log = AccessLog(written.append)
+    log.ended(replace(RECORD, trace=trace))
+    log.refused(refused(trace=trace))
+    assert [json.loads(line)["trace_id"] for line in written] == [trace.trace_id] * 2
 
 
 def test_a_line_tells_what_was_used_up():
