@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench image clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,16 @@ fix: setup  ## format, and mend what the linter can
 
 bench: setup  ## measure the gateway on this machine; ARGS="..." goes to the benchmark
 	@$(PY) -m tests.bench $(ARGS)
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+BUILD = docker build --build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL)
+
+image:  ## build the container images, tagged with the version; needs Docker (docs/compose.md)
+	@command -v docker >/dev/null || { echo "Docker is needed: without it, make up runs the same parts on this machine."; exit 1; }
+	@$(BUILD) -f deploy/docker/gateway.Dockerfile --target gateway -t hybrid-inference-gateway:$(VERSION) .
+	@$(BUILD) -f deploy/docker/gateway.Dockerfile --target llm -t hybrid-inference-gateway-llm:$(VERSION) .
+	@$(BUILD) -f deploy/docker/gateway.Dockerfile --target models -t hybrid-inference-gateway-models:$(VERSION) .
+	@docker build -f deploy/docker/triton.Dockerfile --target triton -t hybrid-inference-gateway-triton:$(VERSION) .
 
 clean:  ## remove the environments, built weights, run state and caches (stops the stack first)
 	@$(MAKE) --no-print-directory down ARGS=
