@@ -7,7 +7,7 @@ import yaml
 
 from tests.kit.kubernetes import FOLDER, INSTALLATIONS, NAME, NAMESPACE, ROOT, Installation
 
-TOLD = (ROOT / "README.md").read_text() + (ROOT / "docs" / "local-runtime.md").read_text()
+TOLD = "".join((ROOT / "docs" / name).read_text() for name in ("metrics.md", "local-runtime.md"))
 TARGETS = {"gateway": "Deployment", "triton": "Deployment", "llm": "StatefulSet"}
 METRICS = {
     "gateway": {"gateway_requests_in_flight"},
@@ -31,7 +31,7 @@ def _metrics(query):
 
 
 def _is_told(metric):
-    """README or the local runtime's manual names it, also as `nv_inference_{request,queue}_duration_us`."""
+    """The manual of metrics or the local runtime's names it, also as `nv_inference_{request,queue}_duration_us`."""
     words = re.sub(r"(\w+)\{([a-z_,]+)\}(\w+)", lambda m: " ".join(m[1] + w + m[3] for w in m[2].split(",")), TOLD)
     return re.search(rf"\b{metric}\b", words) is not None
 
