@@ -22,7 +22,7 @@ from tests.kit import speech
 from tests.kit.compose import FILE, NOT_HERE, SECRETS, TOOLS, ComposeStack, config
 from tests.kit.wait import until, until_async
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), pytest.mark.alone]
 CHELSEA = Path(skimage.__file__).parent / "data" / "chelsea.png"
 CATS = {"tabby", "tiger cat", "Persian cat", "Siamese cat", "Egyptian cat"}
 KEY, TOKEN = SECRETS["GATEWAY_DEV_KEY"], SECRETS["GATEWAY_ADMIN_TOKEN"]

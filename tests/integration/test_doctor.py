@@ -30,7 +30,7 @@ from tests.kit.servers import Server, running
 from tests.kit.serving import ADMIN_TOKEN, KEY, Serving, control_plane, serving
 from tests.kit.wait import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 
 SPAN = "3s"
 TENSORS = {"name": "tensors", "match": {"task": "tensor"}, "split": [{"backend": "triton", "model": "*"}]}
