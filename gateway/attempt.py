@@ -207,7 +207,7 @@ class Attempt:
                 within_us=self.step.begin_within_us,
                 work=lambda: self._expected_work(form),
             )
-        except BaseException:
+        except BaseException:  # whatever ends the wait, a caller that leaves too
             self.gate_us = self.on.clock() - asked_us
             raise
         if waited is not None:

@@ -2,6 +2,8 @@
 
 Everything here obeys `Policy.decide`; nothing here decides. Requests that arrive in the same turn of the event
 loop are all queued before the first decision, so a burst becomes a batch without any delay being configured.
+
+A little longer than others: the queue, its instances and its timer change together, and are read together.
 """
 
 import asyncio
