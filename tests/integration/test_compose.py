@@ -177,6 +177,6 @@ async def test_gateways_are_renewed_one_after_the_other_and_nobody_notices(compo
             await compose.start(name)
             off.unlink()
         over.set()
-    assert not faults
+    assert not faults, compose.services["front"].log
     assert set(statuses) == {200}
     assert all(one.result().endswith(b"data: [DONE]\n\n") for one in stories)

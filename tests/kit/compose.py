@@ -299,6 +299,8 @@ class ComposeStack:
                 f"--backend-config={name},shm-region-prefix-name={prefix}"
                 for name in ("python", "pytorch", "onnxruntime")
             ]
+        if program == "nginx":  # as root it would give its own process away to a user who may not look into our folders
+            rest[rest.index("-g") + 1] += " user root;"
         found = shutil.which(program, path=path)
         assert found, MISSING.format(program)
         return [found, *rest]
