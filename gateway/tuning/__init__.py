@@ -1,0 +1,1 @@
+"""Tools for those who tune: load, sweep, simulate, plan, advise. Nothing of it runs in the data plane."""

@@ -1,0 +1,1 @@
+"""Traffic from one process, measured: `gateway load`."""
