@@ -237,6 +237,9 @@ def main() -> int:
     if sys.version_info < OLDEST_PYTHON:
         say("Python 3.11 or newer is needed: `make setup PYTHON=/path/to/python3.11`.")
         return 1
+    if not (ROOT / "pyproject.toml").exists():
+        say("This sets up a checkout of the project, and there is none here: it is the installed package.")
+        return 1
     gateway = Environment(ROOT / ".venv")
     server = Environment(ROOT / ".venv-triton")
     requirements = ROOT / "requirements"
