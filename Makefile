@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench image clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench image release clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,8 +59,11 @@ image:  ## build the container images, tagged with the version; needs Docker (do
 	@$(BUILD) -f deploy/docker/gateway.Dockerfile --target models -t hybrid-inference-gateway-models:$(VERSION) .
 	@docker build -f deploy/docker/triton.Dockerfile --target triton -t hybrid-inference-gateway-triton:$(VERSION) .
 
+release: setup  ## make wheel, sdist, SBOM, licence list and notes in dist/ (docs/releasing.md)
+	@$(PY) -m release
+
 clean:  ## remove the environments, built weights, run state and caches (stops the stack first)
 	@$(MAKE) --no-print-directory down ARGS=
-	@rm -rf .venv .venv-triton .venv-vllm .run build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-triton .venv-vllm .run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find triton_models \( -name '*.pt' -o -name tokenizer.json -o -name labels.txt -o -name weights.npz -o -name '*.onnx' -o -name characters.txt -o -name .build.json \) -delete
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
