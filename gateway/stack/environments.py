@@ -175,7 +175,7 @@ def install_gateway(environment: Environment, requirements: Path) -> None:
         *pinned,
         TORCH,
         "-e",
-        f"{ROOT}[stack,build,dev,tuning,onnx,otel]",
+        f"{ROOT}[stack,build,dev,tuning,onnx,otel,ray]",
     )
     # Their metadata asks for libraries that only their own code needs; we need the files in them.
     pip(
