@@ -3,8 +3,6 @@
 A panel asks of what has happened, so it is made to happen first. What cannot happen here is named with its reason.
 """
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,8 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-import yaml
 
-from tests.kit.prometheus import RULES, queries, tool
-from tests.kit.serving import free_port
+from tests.kit.prometheus import queries, scraping
 from tests.kit.stack import LIMITED_KEY, Stack
 from tests.kit.wait import until_async
 
@@ -43,42 +39,10 @@ def targets(stack: Stack) -> dict[str, str]:
     }
 
 
-def config(folder: Path, where: dict[str, str]) -> Path:
-    """The shipped configuration with these addresses, scraped faster."""
-    document = yaml.safe_load((RULES / "prometheus.yml").read_text())
-    document["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    document["rule_files"] = [str(RULES / name) for name in document["rule_files"]]
-    for job in document["scrape_configs"]:
-        del job["dns_sd_configs"]
-        job["static_configs"] = [{"targets": [where[job["job_name"]]]}]
-    path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def prometheus(stack: Stack, tmp_path_factory) -> AsyncIterator[httpx.AsyncClient]:
-    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
-    words = (
-        f"--config.file={config(folder, targets(stack))}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--log.level=warn",
-    )
-    process = await asyncio.create_subprocess_exec(tool("prometheus"), *words)
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            await until_async(lambda: _is_ready(http), timeout_s=30)
-            yield http
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def _is_ready(http: httpx.AsyncClient) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return (await http.get("/-/ready")).status_code == 200
-    return False
+    async with scraping(tmp_path_factory.mktemp("prometheus"), targets(stack)) as http:
+        yield http
 
 
 async def asked(http: httpx.AsyncClient, query: str) -> list[Any]:
