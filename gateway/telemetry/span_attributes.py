@@ -49,7 +49,9 @@ def of_request(record: RequestRecord) -> Attributes:
     trace, route = record.trace, record.route
     told: dict[str, Value] = {
         "http.request.method": trace.method if trace else "",
+        "url.scheme": trace.scheme if trace else "",
         "url.path": trace.path if trace else "",
+        "http.route": trace.route if trace else "",
         "http.response.status_code": record.status,
         "error.type": record.code if record.error else "",
         "gateway.request_id": record.id,

@@ -68,7 +68,9 @@ async def test_a_unary_request_on_a_tensor_backend():
     assert all(server.start <= one.start <= one.end <= server.end for one in receiver.spans)
     told = {
         "http.request.method": "POST",
+        "url.scheme": "http",
         "url.path": EMBED,
+        "http.route": EMBED,
         "http.response.status_code": 200,
         "gateway.request_id": answer.headers["x-request-id"],
         "gateway.task": "text-embedding",
@@ -129,6 +131,17 @@ async def test_a_refused_request():
     assert [one.attributes["error.type"] for one in spans] == ["unauthorized", "invalid_input"]
     assert [one.is_failed for one in spans] == [False, False]  # the caller's faults are not the server's
     assert b"secret" not in b"".join(receiver.bodies)
+
+
+async def test_a_route_has_its_parameters_names_and_not_what_callers_put_there():
+    async with traced() as (receiver, tracing):
+        async with running([ScriptedBackend("triton", [embedding()])], tracing=tracing) as gw:
+            assert (await gw.post("/v1/tasks/text-embedding", {"input": {"text": "x"}})).status_code == 200
+            assert (await gw.post("/v1/tasks/nothing", {})).status_code == 404
+        await tracing.close()
+        servers = [one.attributes for one in receiver.spans if one.kind == "SERVER"]
+    assert [one["http.route"] for one in servers] == ["/v1/tasks/{task}"] * 2
+    assert [one["url.path"] for one in servers] == ["/v1/tasks/text-embedding", "/v1/tasks/nothing"]
 
 
 async def test_a_request_that_no_backend_can_answer():
