@@ -35,6 +35,7 @@ class Trace:
         flags: `SAMPLED` and `RANDOM`.
         state: `tracestate` as it came; empty where there is none, or one that is not valid.
         is_recorded: the gateway makes spans of it.
+        has_content: with what was asked and answered.
         method / scheme / path / route: of the HTTP request, where it is recorded; the route may not be known.
     """
 
@@ -44,6 +45,7 @@ class Trace:
     flags: int = 0
     state: str = ""
     is_recorded: bool = False
+    has_content: bool = False
     method: str = ""
     scheme: str = ""
     path: str = ""

@@ -109,6 +109,7 @@ class Tracing:
             span_id=span_id,
             flags=flags,
             is_recorded=True,
+            has_content=self._record_content,
             method=method,
             scheme=scope.get("scheme", "http"),
             path=scope["path"],

@@ -180,16 +180,33 @@ async def test_each_item_of_a_batch_has_a_span_of_its_own_in_the_callers_trace()
     assert len({one.span_id for one in servers}) == 3
 
 
-async def test_content_is_recorded_only_where_it_is_switched_on():
+@pytest.mark.parametrize("stream", [False, True])
+async def test_content_is_recorded_only_where_it_is_switched_on(stream):
     async with traced(record_content=True) as (receiver, tracing):
-        async with llm_plane(Upstream(json_reply(200, completion("an answer"))), tracing=tracing) as gw:
-            assert text_of(await gw.post(CHAT, asked(stream=False))) == "an answer"
+        async with llm_plane(Upstream(script("an answer", stream=stream)), tracing=tracing) as gw:
+            assert text_of(await gw.post(CHAT, asked(stream=stream))) == "an answer"
         await tracing.close()
         told = receiver.named("chat model-1").attributes
     part = {"type": "text", "content": "hi"}
     assert json.loads(told["gen_ai.input.messages"]) == [{"role": "user", "parts": [part]}]
     answered = {"role": "assistant", "parts": [{**part, "content": "an answer"}], "finish_reason": "stop"}
     assert json.loads(told["gen_ai.output.messages"]) == [answered]
+
+
+@pytest.mark.parametrize(
+    ("events", "texts"),
+    [
+        ([b'{"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]}'], ["a", "b"]),
+        ([b'{"type": "response.output_text.delta", "output_index": 0, "delta": "a"}'] * 2, ["aa"]),
+        ([b"no json", b"[]", b'{"choices": 7}', b'{"choices": [{}]}', b'{"choices": [{"index": 0, "text": 1}]}'], [""]),
+        ([b'{"choices": []}'], []),
+    ],
+)
+def test_streamed_answers_are_put_together_of_what_can_be_read(events, texts):
+    place, payload = Place(backend="b", model="m"), OpenAIPayload(body={})
+    told = span_attributes.content(Tried(place=place, began_us=0, ended_us=1, payload=payload, events=tuple(events)))
+    messages = json.loads(told["gen_ai.output.messages"])
+    assert [one["parts"][0]["content"] for one in messages] == texts
 
 
 def test_what_callers_choose_cannot_make_spans_that_are_not_sendable():
