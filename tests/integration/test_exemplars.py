@@ -50,7 +50,7 @@ async def test_exemplars_of_several_workers_are_in_prometheus_and_stay_when_a_wo
     async with (
         Upstream(script("an answer", stream=True)) as up,
         serving(tmp_path, up.base_url, "--workers", "2") as gateway,
-        scraping(tmp_path, {"gateway": gateway.ops_url.removeprefix("http://")}) as prometheus,
+        scraping(tmp_path, {"gateway": [gateway.ops_url.removeprefix("http://")]}) as prometheus,
         httpx.AsyncClient(base_url=gateway.ops_url, headers={"accept": TYPES}, trust_env=False) as ops,
     ):
 

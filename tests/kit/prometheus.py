@@ -5,7 +5,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def queries() -> Iterator[tuple[str, str]]:
             yield where, target["expr"].replace("$__rate_interval", "20s")
 
 
-def config(folder: Path, where: Mapping[str, str]) -> Path:
+def config(folder: Path, where: Mapping[str, Sequence[str]]) -> Path:
     """The shipped configuration with these addresses, by job, and no others; scraped faster."""
     document = yaml.safe_load((RULES / "prometheus.yml").read_text())
     document["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -53,14 +53,14 @@ def config(folder: Path, where: Mapping[str, str]) -> Path:
     document["scrape_configs"] = [job for job in document["scrape_configs"] if job["job_name"] in where]
     for job in document["scrape_configs"]:
         del job["dns_sd_configs"]
-        job["static_configs"] = [{"targets": [where[job["job_name"]]]}]
+        job["static_configs"] = [{"targets": list(where[job["job_name"]])}]
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(document))
     return path
 
 
 @contextlib.asynccontextmanager
-async def scraping(folder: Path, where: Mapping[str, str]) -> AsyncIterator[httpx.AsyncClient]:
+async def scraping(folder: Path, where: Mapping[str, Sequence[str]]) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a Prometheus that scrapes these addresses until the block ends; its log is in `folder`."""
     port = free_port()
     words = (
@@ -73,12 +73,19 @@ async def scraping(folder: Path, where: Mapping[str, str]) -> AsyncIterator[http
     with (folder / "prometheus.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(tool("prometheus"), *words, stderr=log)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            await until_async(lambda: _is_ready(http), timeout_s=30)
+        async with client(f"http://127.0.0.1:{port}") as http:
             yield http
     finally:
         process.terminate()
         await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the Prometheus there, once it is ready."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        await until_async(lambda: _is_ready(http), timeout_s=30)
+        yield http
 
 
 async def _is_ready(http: httpx.AsyncClient) -> bool:
