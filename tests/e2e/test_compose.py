@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.stack("compose"), pytest.mark.timeout(300)]
 CHELSEA = Path(skimage.__file__).parent / "data" / "chelsea.png"
 CATS = {"tabby", "tiger cat", "Persian cat", "Siamese cat", "Egyptian cat"}
 KEY, TOKEN = SECRETS["GATEWAY_DEV_KEY"], SECRETS["GATEWAY_ADMIN_TOKEN"]
+PAUSE_S = 0.1  # of a caller between two requests: the processors have to start gateways too
 STORY = {"model": "general_llm", "stream": True, "messages": [{"role": "user", "content": "Tell me a story."}]}
 
 
@@ -128,6 +129,7 @@ async def test_gateways_are_renewed_one_after_the_other_and_nobody_notices(compo
             answered[number] += 1
             if not answer.is_success:
                 faults.append(answer.text)
+            await asyncio.sleep(PAUSE_S)
 
     async def story(number: int) -> bytes:
         heard = b""
