@@ -146,40 +146,49 @@ def instances_against_batches(facts: Facts) -> Iterator[Finding]:
         if not setup.is_batching or traffic.executions < ENOUGH:
             continue
         servers = facts.servers_of(setup.backend)
-        instances, busy = setup.instances * servers, traffic.busy
-        spread, full = _is_spread(setup, traffic, servers=servers), _is_full(setup, traffic, instances=instances)
-        if not spread and not full:
+        instances = setup.instances * servers
+        if _is_spread(setup, traffic, servers=servers):
+            cause, change, lines = _told_of_spread(setup, traffic)
+        elif _is_full(setup, traffic, instances=instances):
+            cause, change, lines = _told_of_full(setup, traffic)
+        else:
             continue
-        seen = (
-            f"{instances} instance{'s' if instances > 1 else ''}, {busy:.1f} busy, batches of {traffic.mean_batch:.1f} "
-            f"rows of {setup.max_batch_size}, {traffic.present:.1f} requests there at once"
-        )
-        fewer, more = max(1, setup.instances // 2), setup.instances + 1
         yield Finding(
             symptom="instances-and-batches",
             subject=str(setup),
             severity="warning",
-            seen=seen,
-            cause="requests spread over the instances before a batch can form"
-            + ("; the delay is 0: a free instance takes each at once" if setup.delay_us == 0 else "")
-            if spread
-            else f"every instance is busy with full batches, and requests wait {traffic.queue_share:.0%} of their time",
-            change="fewer instances make larger batches; measure both (`python -m local_runtime bench`)"
-            if spread
-            else "larger batches if the memory has room for them, else one instance more; measure both",
+            seen=f"{instances} instance{'s' if instances > 1 else ''}, {traffic.busy:.1f} busy, batches of "
+            f"{traffic.mean_batch:.1f} rows of {setup.max_batch_size}, {traffic.present:.1f} requests there at once",
+            cause=cause,
+            change=change,
             where=setup.file,
-            lines=(f"instance_group [ {{ count: {fewer} }} ]", _delay_line(traffic))
-            if spread
-            else (f"max_batch_size: {2 * setup.max_batch_size}", f"instance_group [ {{ count: {more} }} ]"),
+            lines=lines,
             numbers={
                 "instances": instances,
-                "busy": busy,
+                "busy": traffic.busy,
                 "mean_batch": traffic.mean_batch,
                 "max_batch_size": setup.max_batch_size,
                 "present": traffic.present,
                 "queue_share": traffic.queue_share,
             },
         )
+
+
+def _told_of_spread(setup: Setup, traffic: Traffic) -> tuple[str, str, tuple[str, ...]]:
+    at_once = "; the delay is 0: a free instance takes each at once" if setup.delay_us == 0 else ""
+    return (
+        f"requests spread over the instances before a batch can form{at_once}",
+        "fewer instances make larger batches; measure both (`python -m local_runtime bench`)",
+        (f"instance_group [ {{ count: {setup.instances // 2} }} ]", _delay_line(traffic)),
+    )
+
+
+def _told_of_full(setup: Setup, traffic: Traffic) -> tuple[str, str, tuple[str, ...]]:
+    return (
+        f"every instance is busy with full batches, and requests wait {traffic.queue_share:.0%} of their time",
+        "larger batches if the memory has room for them, else one instance more; measure both",
+        (f"max_batch_size: {2 * setup.max_batch_size}", f"instance_group [ {{ count: {setup.instances + 1} }} ]"),
+    )
 
 
 def _is_spread(setup: Setup, traffic: Traffic, *, servers: int) -> bool:

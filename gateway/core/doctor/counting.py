@@ -6,7 +6,7 @@ not pass for the seconds between two looks.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.core.doctor.facts import Limiting, Name, Server, Traffic
@@ -50,7 +50,9 @@ def counted(before: Look, after: Look, *, limits: Sequence[str] = ()) -> Counted
     ]
     if limiting is None and before.samples and after.samples:
         unseen.append("refusals by limits: the gateway was started again between the looks")
-    servers = [server for server in _servers(before, after) if server.backend not in uneven]
+    servers = [
+        replace(server, requests=0) if server.backend in uneven else server for server in _servers(before, after)
+    ]
     return Counted(traffic=traffic, servers=servers, limiting=limiting, unseen=unseen)
 
 

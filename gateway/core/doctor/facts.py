@@ -175,7 +175,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One replica of a backend: requests that its models answered between the looks, and what keeps it out."""
+    """One replica of a backend: requests that its models answered between the looks, and what keeps it out.
+
+    `requests` is 0 at all servers of a backend one of which counts anew: their shares cannot be told.
+    """
 
     backend: str
     replica: str

@@ -464,8 +464,8 @@ def test_shares_of_servers_one_of_which_counts_anew_are_not_seen():
 
     line = "shares of the servers of 'triton': one of them counts anew"
     assert shares(model(a=5, b=5), model(a=9, b=6)) == ([4, 1], [])
-    assert shares(model(a=5, b=5), model(a=9, b=4)) == ([], [line])
-    assert shares(model(a=5), model(a=9, b=400)) == ([], [line])
+    assert shares(model(a=5, b=5), model(a=9, b=4)) == ([0, 0], [line])
+    assert shares(model(a=5), model(a=9, b=400)) == ([0, 0], [line])
     assert shares(model(a=5, b=5), model(a=9)) == ([4], [])  # it is away, and took nothing
 
 
