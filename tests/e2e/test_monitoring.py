@@ -6,6 +6,7 @@ happen here is named with its reason.
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
 import time
@@ -15,8 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
-from tests.kit.prometheus import client, queries, scraping
+from tests.kit.prometheus import RULES, client, queries, scraping
 from tests.kit.stack import Stack
 from tests.kit.wait import until_async
 
