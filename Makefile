@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench image clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench image release clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,13 +19,18 @@ up: setup  ## start the whole stack and print how to call it; DETACH=1 returns w
 down:  ## stop the stack
 	@if [ -x $(PY) ]; then $(PY) -m gateway down $(ARGS); else echo "Nothing runs here."; fi
 
+# All end-to-end tests run on the stack of docker-compose.yml, and these on that of `gateway up` too: what it starts again
+# when it ends, what it tells commands. The console's have servers of their own.
+E2E_UP = tests/e2e/test_operating.py tests/e2e/test_outage.py tests/e2e/console
+
 test: setup  ## the whole test suite, against the real parts; with ARGS="..." pytest runs once, with these
 ifdef ARGS
 	@$(PY) -m pytest $(ARGS)
 else
 	@$(PY) -m pytest tests/unit tests/contract tests/component -n 2
-	@$(PY) -m pytest tests/e2e tests/integration tests/parity -n 2 --dist loadgroup -m "not alone"
+	@$(PY) -m pytest $(E2E_UP) tests/integration tests/parity -n 2 --dist loadgroup -m "not alone"
 	@$(PY) -m pytest tests/integration -m alone
+	@$(PY) -m pytest tests/e2e --ignore tests/e2e/console --stack compose
 endif
 
 test-unit: setup  ## the unit tests alone
@@ -59,8 +64,11 @@ image:  ## build the container images, tagged with the version; needs Docker (do
 	@$(BUILD) -f deploy/docker/gateway.Dockerfile --target models -t hybrid-inference-gateway-models:$(VERSION) .
 	@docker build -f deploy/docker/triton.Dockerfile --target triton -t hybrid-inference-gateway-triton:$(VERSION) .
 
+release: setup  ## make wheel, sdist, SBOM, licence list and notes in dist/ (docs/releasing.md)
+	@$(PY) -m release
+
 clean:  ## remove the environments, built weights, run state and caches (stops the stack first)
 	@$(MAKE) --no-print-directory down ARGS=
-	@rm -rf .venv .venv-triton .venv-vllm .run build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-triton .venv-vllm .run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find triton_models \( -name '*.pt' -o -name tokenizer.json -o -name labels.txt -o -name weights.npz -o -name '*.onnx' -o -name characters.txt -o -name .build.json \) -delete
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

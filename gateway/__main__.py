@@ -1,7 +1,10 @@
 """The console script `gateway`."""
 
+from typing import Annotated
+
 import typer
 
+from gateway import __version__
 from gateway.cli import (
     audit,
     backends,
@@ -37,6 +40,20 @@ app.add_typer(requests.app, name="requests")
 app.add_typer(audit.app, name="audit")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
+
+
+def _tell(is_asked: bool) -> None:  # noqa: FBT001 - typer's signature
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+_Version = Annotated[bool, typer.Option("--version", callback=_tell, is_eager=True, help="Print the version and end.")]
+
+
+@app.callback()
+def options(version: _Version = False) -> None:  # noqa: FBT002 - the same
+    """Take the options that stand before a command."""
 
 
 def main() -> None:

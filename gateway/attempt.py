@@ -34,7 +34,7 @@ from gateway.core.types import (
     Work,
 )
 from gateway.core.waiting import items_of
-from gateway.core.watching.steps import Tried
+from gateway.core.watching.steps import MAX_EVENT_BYTES, Tried
 from gateway.gate import Gate, Waited
 from gateway.ports import Backend, Clock, Sequences
 from gateway.tasks.contract import Contract, Form, located
@@ -270,6 +270,7 @@ class Attempt:
             is_dropped=self.is_dropped,
             payload=generative.payload if generative else None,
             body=generative.body if generative else b"",
+            events=tuple(generative.events) if generative else (),
         )
 
     def _send(self, payload: Payload) -> None:
@@ -335,6 +336,8 @@ class Attempt:
             generative.body = event.body
             return event
         generative.count.add(event.data, event.event)
+        if self.request.trace is not None and self.request.trace.has_content:
+            generative.keep(event.data)
         if event.usage is None:
             return event
         self.usage = event.usage
@@ -409,6 +412,14 @@ class _Generative:
     sending: Sending
     count: tokens.StreamCount = field(default_factory=tokens.StreamCount)
     body: bytes = b""
+    events: list[bytes] = field(default_factory=list)
+    kept_bytes: int = 0
+
+    def keep(self, data: bytes) -> None:
+        """Remember an event for the trace, as long as there is room."""
+        self.kept_bytes += len(data)
+        if self.kept_bytes <= MAX_EVENT_BYTES:
+            self.events.append(data)
 
     def counted(self, told: Usage) -> Usage:
         """What was told, or an estimate of what was not."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, multiprocess
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,7 +28,7 @@ from starlette.routing import Route
 from gateway.console.mount import MAX_MESSAGE_BYTES, console
 from gateway.http_server import bind, serve_app
 from gateway.settings import EXIT_CONFIG, LOCAL_SOCKET_ENV, METRICS_DIR_ENV, ConfigError, LocalSettings, Settings
-from gateway.wiring import configure_logging, data_plane
+from gateway.wiring import configure_logging, data_plane, metrics_page
 from gateway.wiring_control import control_plane
 
 RESTART_PAUSE_S = 0.5
@@ -244,11 +244,9 @@ async def _loaded(path: Path, running: asyncio.Task[int], stop: asyncio.Event) -
 def operations(metrics: Path, address: tuple[str, int], stop: asyncio.Event) -> Starlette:
     """The operations listener's paths. `address` is where the data plane listens."""
 
-    async def metrics_page(_: Request) -> Response:
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry, str(metrics))  # type: ignore[no-untyped-call]  # untyped there
-        page = await asyncio.to_thread(generate_latest, registry)
-        return Response(page, media_type=CONTENT_TYPE_LATEST)
+    async def page_of_metrics(request: Request) -> Response:
+        page, kind = await asyncio.to_thread(metrics_page, metrics, request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": kind, "vary": "accept"})
 
     async def live(_: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -265,7 +263,7 @@ def operations(metrics: Path, address: tuple[str, int], stop: asyncio.Event) -> 
 
     return Starlette(
         routes=[
-            Route("/metrics", metrics_page),
+            Route("/metrics", page_of_metrics),
             Route("/healthz/live", live),
             Route("/healthz/ready", ready),
         ]

@@ -34,6 +34,7 @@ from gateway.recall import Recalls
 from gateway.reports import report
 from gateway.sequences import PinnedSequences
 from gateway.settings import (
+    METRICS_DIR_ENV,
     BackendSettings,
     ConfigError,
     LLMSettings,
@@ -48,6 +49,7 @@ from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
+from gateway.telemetry.page import metrics_page
 from gateway.wiring_backends import open_backends
 from gateway.wiring_stores import lies_together, monotonic_us, open_redis, open_stores, wall_us
 from gateway.wiring_traces import open_traces
@@ -110,7 +112,8 @@ async def data_plane(
     Raises `ConfigError` for a configuration that cannot be served.
     """
     tasks = _tasks(settings)
-    metrics, board = Metrics(registry), BreakerBoard()
+    folder = os.environ.get(METRICS_DIR_ENV)
+    metrics, board = Metrics(registry, Path(folder) if folder else None), BreakerBoard()
     observers: list[Observer] = [metrics]
     async with AsyncExitStack() as stack:
         if settings.telemetry.access_log:
@@ -288,4 +291,4 @@ def _models(settings: Settings) -> Mapping[str, str]:
     return names
 
 
-__all__ = ["configure_logging", "data_plane", "monotonic_us", "wall_us"]
+__all__ = ["configure_logging", "data_plane", "metrics_page", "monotonic_us", "wall_us"]

@@ -3,6 +3,7 @@
 From the outside inwards; what is marked *pure* has no clock, no I/O and no torch:
 
 - `__main__`: the commands `serve` and `bench`. `bench`: what batching gains, measured.
+- `ray_serve`: many runtimes behind one door, on a Ray cluster.
 - `protocol`: the Open Inference Protocol over HTTP and gRPC; its codecs are *pure*.
 - `runtime`: the face: open a repository, infer, stream, load, unload, close.
 - `lifecycle`: which versions are served, and how that changes without losing a request. `decoupled`: requests with any

@@ -17,6 +17,7 @@ from gateway.api.oip.errors import oip_error
 from gateway.api.request_headers import headers_of
 from gateway.api.stream import StreamEndpoint
 from gateway.core.errors import MethodNotAllowed, NotFound
+from gateway.core.trace import ROUTE
 
 # Model names hold slashes in the OpenAI world ("org/model"), hence `:path`.
 PATHS: Final[tuple[tuple[str, str, Handler, ErrorForm], ...]] = (
@@ -47,14 +48,16 @@ class App:
         self._protocol = protocol
         self._body = body
         self._fixed = {path: methods for path, methods in table.items() if "{" not in path}
-        patterns = ((compile_path(path), methods) for path, methods in table.items() if "{" in path)
-        self._patterns = [(regex, convertors, methods) for (regex, _, convertors), methods in patterns]
+        patterns = ((path, compile_path(path), methods) for path, methods in table.items() if "{" in path)
+        self._patterns = [(path, regex, convertors, methods) for path, (regex, _, convertors), methods in patterns]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         methods = self._fixed.get(scope["path"])
         if methods is None:
             methods = self._matched(scope)
+        else:
+            scope[ROUTE] = scope["path"]
         method = _WEBSOCKET if scope["type"] == "websocket" else scope["method"]
         answer = methods.get("GET" if method == "HEAD" else method)
         if answer is None and scope["type"] == "http" and oip.is_ours(scope["path"]):
@@ -67,9 +70,10 @@ class App:
 
     def _matched(self, scope: Scope) -> Mapping[str, ASGIApp]:
         """The methods of a path with parameters, which are put into the scope; empty where there is no such path."""
-        for regex, convertors, methods in self._patterns:
+        for path, regex, convertors, methods in self._patterns:
             found = regex.match(scope["path"])
             if found:
+                scope[ROUTE] = path
                 scope["path_params"] = {
                     name: convertors[name].convert(text) for name, text in found.groupdict().items()
                 }

@@ -41,11 +41,11 @@ DEPARTURE: Final = "gateway.departure"  # in an ASGI scope, where our own server
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
 
 
-Traced = Callable[[Headers, str, str], Trace | None]
-"""The trace of a request by its headers, its method and its path; None where there is none."""
+Traced = Callable[[Headers, Scope], Trace | None]
+"""The trace of a request by its headers and its ASGI scope; None where there is none."""
 
 
-def passed_through(headers: Headers, _method: str, _path: str) -> Trace | None:
+def passed_through(headers: Headers, _scope: Scope) -> Trace | None:
     """The caller's own trace, which is sent on and not recorded."""
     return incoming(headers)
 
@@ -184,7 +184,7 @@ class Endpoint:
             id=request_id(headers),
             received_us=self._api.pipeline.clock(),
             caller=_NOBODY,
-            trace=self._api.traced(headers, scope["method"], scope["path"]),
+            trace=self._api.traced(headers, scope),
         )
         try:
             visit.caller = await self._api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))

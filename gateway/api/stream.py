@@ -116,7 +116,7 @@ class StreamEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket from its handshake to its close."""
         headers = headers_of(scope)
-        began_us, traced = self._api.pipeline.clock(), partial(self._api.traced, headers, "GET", scope["path"])
+        began_us, traced = self._api.pipeline.clock(), partial(self._api.traced, headers, scope)
         await receive()  # websocket.connect
         caller, task = Caller(key_id="", tenant=""), None
         try:

@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from gateway.cli.admin_client import (
     EXIT_REFUSED,
+    EXIT_UNREACHABLE,
     EXIT_USAGE,
     AdminToken,
     AdminUrl,
@@ -50,7 +51,11 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
     ] = "",
     servers: Annotated[
         list[str] | None,
-        typer.Option("--server", metavar="URL", help="HTTP of Triton or the local runtime; may be repeated."),
+        typer.Option(
+            "--server",
+            metavar="[BACKEND=]URL",
+            help="HTTP of Triton or the local runtime, of this backend or of all; may be repeated.",
+        ),
     ] = None,
     metrics: Annotated[
         list[str] | None,
@@ -67,7 +72,7 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
 ) -> None:
     """Look at the stack twice, and tell each symptom with its cause, its numbers and what to write instead.
 
-    Exit codes: 0 nothing is wrong, 1 findings, 2 usage, 3 no control plane answers.
+    Exit codes: 0 nothing is wrong, 1 findings, 2 usage, 3 the control plane does not answer, or refuses.
     """
     span_s = seconds_of(duration, "--for")
     if not 1 <= span_s <= 3600:  # noqa: PLR2004 - what `/overview` keeps
@@ -87,7 +92,9 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
         _wait(span_s)
         facts = looker.facts(before, looker.look(span_s), target_p99_ms=target_p99)
     except Refusal as refusal:
-        raise Failure(refusal.line, refusal.exit_code) from refusal
+        # Status 1 means findings here, and nothing else.
+        code = EXIT_UNREACHABLE if refusal.exit_code == EXIT_REFUSED else refusal.exit_code
+        raise Failure(refusal.line, code) from refusal
     found = examine(facts)
     if as_json:
         told = {"window_s": round(facts.window_s, 3), "findings": [asdict(one) for one in found]}

@@ -1,5 +1,6 @@
 """What `gateway doctor` reads: the control plane, metrics pages, model servers, repositories on this machine."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,36 +9,37 @@ from typing import Any, Final
 
 import httpx
 
-from gateway.cli.admin_client import EXIT_UNREACHABLE, PAGE, Admin, Refusal
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, PAGE, Admin, Refusal
 from gateway.cli.check_models import BOTH_SCHEDULERS, ExaminationError, advice, examined, findings
 from gateway.cli.models_plan import UsageError, models_of
 from gateway.core import memory_plan
+from gateway.core.doctor.counting import counted
 from gateway.core.doctor.facts import Facts, Setup
+from gateway.core.doctor.looks import Look, Sample
 from gateway.core.doctor.reading import (
-    Look,
-    Sample,
     gates_of,
     gpus_of,
     latencies_of,
     limit_words,
-    limiting_of,
     requests_of,
-    servers_of,
     setup_of,
     tasks_of,
-    traffic_of,
 )
 from gateway.settings import LocalSettings, Settings, TritonSettings
 from gateway.tasks import CONTRACTS
 
 TIMEOUT_S: Final = 5.0
 LENGTH: Final = 512  # for dimensions of any size, as `gateway models plan` has it
-_OURS: Final = ("gateway_model_", "gateway_requests_total", "gateway_limited_total")
+TICK_S: Final = 1.5  # workers put servers' counters on their page once a second
+POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where to look beside the control plane; `ops_url` may be empty."""
+    """Where to look beside the control plane; `ops_url` may be empty.
+
+    `servers` are `URL`, or `BACKEND=URL` for one of several backends.
+    """
 
     ops_url: str = ""
     servers: Sequence[str] = ()
@@ -55,17 +57,21 @@ class Looker:
 
     def look(self, window_s: int) -> Look:
         """Everything that changes, now. Raises `Refusal` where the control plane does not answer."""
+        samples = self._fresh() if self.places.ops_url else []
+        at_s = time.monotonic()
         models = self.admin.ask("GET", "/models")
+        if "unreachable" not in models:
+            raise Refusal(f"what answers at {self.admin.url} is not this gateway's control plane", EXIT_REFUSED)
         for one in models["unreachable"]:
             self.unseen[f"servers of '{one['backend']}' one by one: {one['reason']}"] = None
-        pages = {url: tuple(self._page(url, "nv_gpu_")) for url in self.places.metrics}
+        pages = {url: self._page(url, "nv_gpu_") for url in self.places.metrics}
         return Look(
-            at_s=time.monotonic(),
+            at_s=at_s,
             models=models["items"],
             backends=self.admin.ask("GET", "/backends")["items"],
             requests=self._asked(f"/requests?limit={PAGE}", "the last requests").get("items", ()),
             overview=self._asked(f"/overview?window_s={window_s}", "times of requests"),
-            samples=tuple(self._page(self.places.ops_url, *_OURS)) if self.places.ops_url else (),
+            samples=samples,
             servers=pages,
         )
 
@@ -78,13 +84,15 @@ class Looker:
         keys = self._asked(f"/keys?limit={PAGE}", "limits of keys").get("items", ())
         own = [limit for key in (*plain.get("keys", ()), *keys) for limit in key.get("limits") or ()]
         window_s = after.at_s - before.at_s
+        seen = counted(before, after, limits=limit_words((*plain.get("limits", ()), *own)))
+        self.unseen |= dict.fromkeys(seen.unseen)
         at_ms = max((one["at_ms"] for one in after.requests), default=0)
         gpus = gpus_of(after, self._plans(after))
         self._say_blind(after, has_gpus=bool(gpus))
         return Facts(
             window_s=window_s,
             setups=self.setups(),
-            traffic=traffic_of(before, after),
+            traffic=seen.traffic,
             tasks=tasks_of(tasks, rules, sequences),
             latencies=latencies_of(after.overview),
             requests=requests_of(after.requests, since_ms=at_ms - 1000 * window_s),
@@ -92,8 +100,8 @@ class Looker:
                 (before, after),
                 {name: one.max_in_flight for name, one in self.settings.backends.items() if one.enabled},
             ),
-            servers=servers_of(before, after),
-            limiting=limiting_of(before, after, limit_words((*plain.get("limits", ()), *own))),
+            servers=seen.servers,
+            limiting=seen.limiting,
             gpus=gpus,
             target_p99_ms=target_p99_ms,
             unseen=tuple(self.unseen),
@@ -105,16 +113,32 @@ class Looker:
         for backend, repository in self._repositories():
             for setup in self._of_repository(backend, repository):
                 found[setup.name] = setup
-        told = [config for url in self.places.servers for config in self._configs(url)]
-        for url, config in told:
-            for backend, settings in self.settings.backends.items():
-                if isinstance(settings, TritonSettings) and settings.enabled:
-                    faults = {field: reason for _, field, reason in advice(config) if field == "dynamic_batching"}
-                    before = found.get((backend, str(config["name"])))
-                    faults = {**(before.faults if before else {}), **faults}
-                    setup = setup_of(config, backend=backend, file=before.file if before else url, faults=faults)
+        for server in self.places.servers:
+            backends, url = self._backends_at(server)
+            for config in self._configs(url) if backends else ():
+                faults = {field: reason for _, field, reason in advice(config) if field == "dynamic_batching"}
+                for backend in backends:
+                    file = found.get((backend, str(config["name"])))
+                    setup = setup_of(
+                        config,
+                        backend=backend,
+                        file=file.file if file else url,
+                        faults={**(file.faults if file else {}), **faults},
+                    )
                     found[setup.name] = setup
         return list(found.values())
+
+    def _backends_at(self, server: str) -> tuple[list[str], str]:
+        """The backends that a `--server` is of, and its address: all that speak its protocol where none is named."""
+        backends = [
+            name for name, one in self.settings.backends.items() if isinstance(one, TritonSettings) and one.enabled
+        ]
+        name, _, url = server.partition("=")
+        if not url or "/" in name:
+            return backends, server
+        if name not in backends:
+            self.unseen[f"configurations at {url}: no backend '{name}' of kind triton is on"] = None
+        return [name] if name in backends else [], url
 
     def _repositories(self) -> Iterator[tuple[str, Path]]:
         for name, one in self.settings.backends.items():
@@ -142,7 +166,7 @@ class Looker:
                     {**config, "name": name}, backend=backend, file=str(repository / name / file), faults=faults
                 )
 
-    def _configs(self, url: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _configs(self, url: str) -> Iterator[Mapping[str, Any]]:
         """What a server says of each model that is ready."""
         try:
             with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
@@ -150,7 +174,7 @@ class Looker:
                 for name in sorted({str(one["name"]) for one in index}):
                     answer = http.get(f"/v2/models/{name}/config")
                     if answer.is_success:
-                        yield url, answer.json()
+                        yield answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError):
             self.unseen[f"configurations at {url}: no model server answers there"] = None
 
@@ -176,26 +200,47 @@ class Looker:
             self.unseen[f"{what}: {refusal.line}"] = None
             return {}
 
-    def _page(self, url: str, *prefixes: str) -> Iterator[Sample]:
-        """The samples of a metrics page that begin so; none where it is not there, which is said."""
+    def _fresh(self) -> list[Sample]:
+        """The gateway's page just as its counters of models have changed; as it is, where they stand still.
+
+        Two looks are then apart by the time that lies between the counters, not by up to a second more or less.
+        """
+        first = self._page(self.places.ops_url, "gateway_")
+        models = [one for one in first if one.name.startswith("gateway_model_")]
+        until = time.monotonic() + TICK_S
+        while models and time.monotonic() < until:
+            time.sleep(POLL_S)
+            page = self._page(self.places.ops_url, "gateway_")
+            if [one for one in page if one.name.startswith("gateway_model_")] != models:
+                return page
+        return first
+
+    def _page(self, url: str, prefix: str) -> list[Sample]:
+        """The samples of a metrics page that begin so; none where it is not there or another's, which is said."""
         from prometheus_client.parser import text_string_to_metric_families
 
         address = url.rstrip("/") + ("" if url.rstrip("/").endswith("/metrics") else "/metrics")
         try:
             answer = httpx.get(address, timeout=TIMEOUT_S, trust_env=False).raise_for_status()
-            for family in text_string_to_metric_families(answer.text):
-                for one in family.samples:
-                    if one.name.startswith(prefixes):
-                        yield Sample(name=one.name, labels=one.labels, value=one.value)
+            found = [
+                Sample(name=one.name, labels=one.labels, value=one.value)
+                for family in text_string_to_metric_families(answer.text)
+                for one in family.samples
+                if one.name.startswith(prefix) and math.isfinite(one.value)
+            ]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError):
             self.unseen[f"metrics: none at {address}"] = None
+            return []
+        if not found:
+            self.unseen[f"metrics: none that begins with {prefix} at {address}"] = None
+        return found
 
     def _say_blind(self, look: Look, *, has_gpus: bool) -> None:
         if not self.places.ops_url:
             self.unseen["queues, batches and refusals of the window: no --ops-url"] = None
         if not has_gpus:
             self.unseen["GPU memory: no server tells (--metrics-url: Triton's metrics page)"] = None
-        if look.overview.get("is_stale"):
+        if look.overview.get("is_stale") or not any(one["is_on"] for one in look.backends):
             self.unseen["what workers see now: none has told anything for some seconds"] = None
 
 

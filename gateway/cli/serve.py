@@ -122,6 +122,10 @@ def schema() -> None:
 
 
 def _settings(config: Path, *, workers: int | None = None, port: int | None = None) -> Settings:
+    if config == DEFAULT_CONFIG and not config.exists():
+        _refuse(
+            ConfigError(f"{config} is not here (it comes with the project's checkout): name a configuration of yours.")
+        )
     try:
         settings = load_settings(config)
     except ConfigError as error:

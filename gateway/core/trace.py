@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SAMPLED: Final = 1
+ROUTE: Final = "gateway.route"  # in an ASGI scope: the path as the table has it, with its parameters' names
 RANDOM: Final = 2  # the trace id was made at random: a bit that stays with its trace id
 MAX_STATE: Final = 512  # characters of tracestate that everybody has to pass on; a longer one may be dropped
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -16,6 +17,11 @@ _MEMBER: Final = re.compile(r"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x
 
 Headers = tuple[tuple[str, str], ...]
 """`traceparent`, and `tracestate` where there is one."""
+
+
+def is_sampled(headers: Headers) -> bool:
+    """Whether whoever is sent these is to record what it does."""
+    return bool(headers) and bool(int(headers[0][1][-2:], 16) & SAMPLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,8 @@ class Trace:
         flags: `SAMPLED` and `RANDOM`.
         state: `tracestate` as it came; empty where there is none, or one that is not valid.
         is_recorded: the gateway makes spans of it.
-        method / path: of the HTTP request, where it is recorded.
+        has_content: with what was asked and answered.
+        method / scheme / path / route: of the HTTP request, where it is recorded; the route may not be known.
     """
 
     trace_id: str
@@ -38,8 +45,11 @@ class Trace:
     flags: int = 0
     state: str = ""
     is_recorded: bool = False
+    has_content: bool = False
     method: str = ""
+    scheme: str = ""
     path: str = ""
+    route: str = ""
 
     def headers(self, span_id: str = "") -> Headers:
         """What is sent on, with the span `span_id` as the parent of what follows there."""

@@ -175,7 +175,7 @@ def install_gateway(environment: Environment, requirements: Path) -> None:
         *pinned,
         TORCH,
         "-e",
-        f"{ROOT}[stack,build,dev,tuning,onnx,otel]",
+        f"{ROOT}[stack,build,dev,tuning,onnx,otel,ray]",
     )
     # Their metadata asks for libraries that only their own code needs; we need the files in them.
     pip(
@@ -236,6 +236,9 @@ def main() -> int:
     """Bring everything up to date; returns the exit status."""
     if sys.version_info < OLDEST_PYTHON:
         say("Python 3.11 or newer is needed: `make setup PYTHON=/path/to/python3.11`.")
+        return 1
+    if not (ROOT / "pyproject.toml").exists():
+        say("This sets up a checkout of the project, and there is none here: it is the installed package.")
         return 1
     gateway = Environment(ROOT / ".venv")
     server = Environment(ROOT / ".venv-triton")

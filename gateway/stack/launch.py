@@ -24,6 +24,10 @@ from gateway.stack.state import AlreadyRunningError, RunDir
 from gateway.stack.supervisor import SUPERVISOR, Stops, Supervisor, signals
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_CHECKOUT = (
+    "The embedded stack needs the project's checkout, with its models and `make setup`; this is the installed package. "
+    "Start `gateway serve` and `gateway admin` with --config FILE, or `make up` in a checkout."
+)
 LEFTOVER_GRACE_S = 8.0
 DOWN_WITHIN_S = 60.0
 _POLL_S = 0.1
@@ -51,6 +55,8 @@ class Options:
 
 def up(options: Options, console: Console, *, tell: bool) -> None:
     """Run the stack in this process until a signal ends it. `tell` prints the key and the calls to try."""
+    if not is_checkout(ROOT):
+        raise StackError(NO_CHECKOUT)
     run = options.run
     run.create()
     try:
@@ -61,6 +67,11 @@ def up(options: Options, console: Console, *, tell: bool) -> None:
         raise StackError(_already(run)) from None
     except BadPortError as error:
         raise StackError(str(error)) from None
+
+
+def is_checkout(root: Path) -> bool:
+    """Whether the project's own folders are in `root`, rather than other installed packages."""
+    return (root / "triton_models").is_dir()
 
 
 def sweep(run: RunDir, console: Console) -> int:
@@ -168,6 +179,8 @@ def up_detached(run: RunDir, command: list[str], console: Console) -> None:
 
     Its output goes to `logs/supervisor.log` and is shown here meanwhile. Ctrl-C here stops it again.
     """
+    if not is_checkout(ROOT):
+        raise StackError(NO_CHECKOUT)
     run.create()
     if state.is_running(run):
         raise StackError(_already(run))

@@ -125,11 +125,15 @@ def _line(record: RequestRecord) -> str:
     fields.update(_decided(record))
     if record.timing:
         fields["backend_ms"] = record.timing.backend_us / 1000
+    if queue_us := sum(tried.gate_us for tried in record.tried):
+        fields["queue_ms"] = queue_us / 1000
+    if record.ordering_us:
+        fields["ordering_ms"] = record.ordering_us / 1000
     if record.first_token_us is not None:
         fields["first_token_ms"] = record.first_token_us / 1000
     fields.update(_used(record.usage))
-    if record.error:
-        fields["detail"] = record.error.detail[:MAX_DETAIL]
+    if detail := record.detail:
+        fields["detail"] = detail[:MAX_DETAIL]
     if record.degraded:
         fields["limiter"] = "degraded"
     if record.recalled:

@@ -6,6 +6,7 @@ writes its own files and the operations listener sums them.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -15,6 +16,7 @@ from gateway.core.rules import RuleSet
 from gateway.core.types import EngineLoad, Place
 from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.engine_metrics import EngineMetrics
+from gateway.telemetry.exemplars import Folder
 from gateway.telemetry.labels import Names
 from gateway.telemetry.model_metrics import ModelMetrics
 from gateway.telemetry.process_metrics import ProcessMetrics
@@ -28,15 +30,18 @@ from gateway.telemetry.usage_metrics import UsageMetrics
 class Metrics:
     """The metrics of one process, and the observer (of requests, and of health) that feeds them.
 
+    Args:
+        folder: where the library writes them, and so the exemplars; None where nobody reads them from there.
+
     Attributes:
         redis: hears of Redis from the stores.
         process: measures the process itself, once it is started.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._names = Names()
-        self._requests = RequestMetrics(registry, self._names)
-        self._usage = UsageMetrics(registry)
+    def __init__(self, registry: CollectorRegistry, folder: Path | None = None) -> None:
+        self._names, exemplars = Names(), Folder(folder)
+        self._requests = RequestMetrics(registry, self._names, exemplars)
+        self._usage = UsageMetrics(registry, exemplars)
         self._refusals = RefusalMetrics(registry)
         self._state = StateMetrics(registry)
         self._models = ModelMetrics(registry)

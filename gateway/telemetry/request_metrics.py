@@ -5,6 +5,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.core.watching.record import RequestRecord
+from gateway.telemetry.exemplars import Folder, Newest
 from gateway.telemetry.labels import NONE, At, Children, Names
 
 # From a fast embedding on one core to a long chat answer; seconds.
@@ -17,7 +18,7 @@ WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 class RequestMetrics:
     """What is counted and measured of every request."""
 
-    def __init__(self, registry: CollectorRegistry, names: Names) -> None:
+    def __init__(self, registry: CollectorRegistry, names: Names, exemplars: Folder) -> None:
         self._names = names
         place = ("task", "backend")
         self._requests = Children(
@@ -62,6 +63,7 @@ class RequestMetrics:
             )
         )
         self._durations(registry)
+        self._exemplars = Newest("gateway_request_duration_seconds", place, DURATION_BUCKETS, exemplars)
 
     def _durations(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Children[Histogram]:
@@ -101,7 +103,9 @@ class RequestMetrics:
         task, place = record.task, (record.task, at[0])
         self._in_flight[task,].dec()
         self._requests[task, *at, self._names.rule(record.rule), record.code].inc()
-        self._duration[place].observe(record.total_us / 1e6)
+        total_s = record.total_us / 1e6
+        self._duration[place].observe(total_s)
+        self._exemplars.seen(place, total_s, record.trace)
         if at[0] != NONE and record.timing:
             self._backend_duration[place].observe(record.timing.backend_us / 1e6)
         waited_us = self._tried(record)

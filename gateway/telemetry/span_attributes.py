@@ -6,7 +6,8 @@ Source of `gen_ai.*`: the GenAI semantic conventions, which are still in develop
 No words of callers and of backends are in here but for `content`, which is asked for where content is recorded alone.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -49,7 +50,9 @@ def of_request(record: RequestRecord) -> Attributes:
     trace, route = record.trace, record.route
     told: dict[str, Value] = {
         "http.request.method": trace.method if trace else "",
+        "url.scheme": trace.scheme if trace else "",
         "url.path": trace.path if trace else "",
+        "http.route": trace.route if trace else "",
         "http.response.status_code": record.status,
         "error.type": record.code if record.error else "",
         "gateway.request_id": record.id,
@@ -99,13 +102,15 @@ def operation(payload: OpenAIPayload) -> str:
 
 
 def content(tried: Tried) -> Attributes:
-    """What an LLM was told, and what it answered where that came whole: texts alone, no pictures and no tools."""
+    """What an LLM was told, and what it answered: texts alone, no pictures and no tools."""
     payload = tried.payload
     if payload is None:
         return {}
     told = {"gen_ai.input.messages": _json(_asked_messages(payload.body))}
     if tried.body:
         told["gen_ai.output.messages"] = _json(_answered_messages(tried.body))
+    elif tried.events:
+        told["gen_ai.output.messages"] = _json(_streamed_messages(tried.events))
     return told
 
 
@@ -165,6 +170,31 @@ def _answered_messages(body: bytes) -> list[dict[str, Any]]:
         return [_message({"role": "assistant", **message}) | {"finish_reason": why or ""} for message, why in said]
     except (ValueError, AttributeError, TypeError):
         return []
+
+
+def _streamed_messages(events: Sequence[bytes]) -> list[dict[str, Any]]:
+    """A message of each choice; what cannot be read is left out."""
+    said: dict[int, list[str]] = {}
+    ends: dict[int, str] = {}
+    for event in events:
+        with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError):
+            for index, text, end in _pieces(orjson.loads(event)):
+                said.setdefault(index, []).append(text if isinstance(text, str) else "")
+                if isinstance(end, str):
+                    ends[index] = end
+    return [
+        _message({"role": "assistant", "content": "".join(said[index])}) | {"finish_reason": ends.get(index, "")}
+        for index in sorted(said)[:MAX_MESSAGES]
+    ]
+
+
+def _pieces(event: Mapping[str, Any]) -> Iterator[tuple[int, Any, Any]]:
+    """What an event brings of each choice: its number, some text, and why it ended."""
+    if event.get("type") == "response.output_text.delta":
+        yield int(event["output_index"]), event["delta"], None
+    for choice in event.get("choices") or ():
+        text = (choice.get("delta") or {}).get("content") or choice.get("text")
+        yield int(choice["index"]), text, choice.get("finish_reason")
 
 
 def _message(one: Mapping[str, Any]) -> dict[str, Any]:

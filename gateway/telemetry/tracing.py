@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -39,7 +39,7 @@ from opentelemetry.trace import (
 )
 
 from gateway.attempt import new_span_id
-from gateway.core.trace import RANDOM, SAMPLED, Trace, incoming
+from gateway.core.trace import RANDOM, ROUTE, SAMPLED, Trace, incoming
 from gateway.core.watching.record import RequestRecord
 from gateway.core.watching.steps import Steps, Tried
 from gateway.ports import Clock
@@ -81,8 +81,10 @@ class Tracing:
         self._endpoints = endpoints
         self._record_content = record_content
 
-    def begin(self, headers: Mapping[str, str], method: str, path: str) -> Trace:
+    def begin(self, headers: Mapping[str, str], scope: Mapping[str, Any]) -> Trace:
         """The trace of a request that comes with these headers (names in small letters), or a new one.
+
+        `scope` is ASGI's, of an HTTP request or a WebSocket.
 
         What is not recorded keeps the caller's span as its parent, and the caller's flags.
         """
@@ -95,13 +97,24 @@ class Tracing:
             span_id=new_span_id(),
             flags=RANDOM,
         )
-        name = f"{method} {path}"
+        method = scope.get("method", "GET")  # with which a WebSocket begins
+        name = f"{method} {scope['path']}"
         sampled = self._sampler.should_sample(parent, int(trace.trace_id, 16), name, SpanKind.SERVER)
         if sampled.decision is not Decision.RECORD_AND_SAMPLE:
             return trace
         span_id = new_span_id() if came else trace.span_id
         flags = trace.flags | SAMPLED
-        return replace(trace, span_id=span_id, flags=flags, is_recorded=True, method=method, path=path)
+        return replace(
+            trace,
+            span_id=span_id,
+            flags=flags,
+            is_recorded=True,
+            has_content=self._record_content,
+            method=method,
+            scheme=scope.get("scheme", "http"),
+            path=scope["path"],
+            route=scope.get(ROUTE, ""),
+        )
 
     def began(self, task: str) -> None:
         """Nothing is recorded before the end."""

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.core.types import Usage
 from gateway.core.watching.record import RequestRecord
+from gateway.telemetry.exemplars import Folder, Newest
 from gateway.telemetry.labels import NONE, Children
 
 # Those of OpenTelemetry's `gen_ai.server.time_to_first_token`, and two more for long queues; seconds.
@@ -21,7 +22,7 @@ NANO: Final = 1_000_000_000
 class UsageMetrics:
     """What is counted of every answer."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, exemplars: Folder) -> None:
         self._tokens = Children(
             Counter(
                 "gateway_tokens",
@@ -55,6 +56,7 @@ class UsageMetrics:
                 registry=registry,
             )
         )
+        self._exemplars = Newest("gateway_first_token_seconds", ("task", "backend"), FIRST_TOKEN_BUCKETS, exemplars)
         self._inter_token = Children(
             Histogram(
                 "gateway_inter_token_seconds",
@@ -69,7 +71,9 @@ class UsageMetrics:
         """A request ended."""
         usage, place = record.usage, (record.task, backend)
         if record.first_token_us is not None and backend != NONE:
-            self._first_token[place].observe(record.first_token_us / 1e6)
+            first_token_s = record.first_token_us / 1e6
+            self._first_token[place].observe(first_token_s)
+            self._exemplars.seen(place, first_token_s, record.trace)
             made = usage.output_tokens or 0
             if made > 1 and record.error is None:
                 self._inter_token[place].observe((record.total_us - record.first_token_us) / 1e6 / (made - 1))

@@ -30,7 +30,7 @@ from local_runtime.protocol.oip_stream import UNREADABLE_TEXT, serve_stream
 from local_runtime.runtime import LocalRuntime
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-_Call: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+Call: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 _log = logging.getLogger(__name__)
 _SERVICE: Any = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
@@ -78,9 +78,13 @@ class InferenceService:
         self._runtime = runtime
         self._readers: set[asyncio.Task[None]] = set()
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """The calls for a server: the protocol's and the standard health check."""
-        calls: Mapping[str, _Call] = {
+    def calls(self) -> Mapping[str, Call]:
+        """The protocol's calls that have one answer, by name.
+
+        Each takes the message, or None for one that could not be read, and of its context asks for `time_remaining()`;
+        every error is given to the context's `abort(code, text)`, which has to raise.
+        """
+        calls: Mapping[str, Call] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ServerMetadata": self._server_metadata,
@@ -95,7 +99,11 @@ class InferenceService:
             "SystemSharedMemoryStatus": self._no_regions,
             **{name: _not_offered(text) for name, text in _NOT_OFFERED.items()},
         }
-        methods = {name: _unary(name, call) for name, call in calls.items()}
+        return {name: _answering(call) for name, call in calls.items()}
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """The calls for a server: the protocol's and the standard health check."""
+        methods = {name: _unary(name, call) for name, call in self.calls().items()}
         methods["ModelStreamInfer"] = _stream("ModelStreamInfer", self._model_stream_infer)
         health: dict[str, Any] = {"Check": grpc.unary_unary_rpc_method_handler(self._health)}
         return (
@@ -192,14 +200,19 @@ async def start_server(runtime: LocalRuntime, address: str) -> GrpcServer:
     return GrpcServer(server, service, port=0 if address.startswith("unix:") else port)
 
 
+def reader(name: str) -> Callable[[bytes], Any]:
+    """What makes the message of the call `name` out of bytes: None out of those that are no such message."""
+    return _reader(GetMessageClass(_SERVICE.methods_by_name[name].input_type))
+
+
 def _timeout_us(context: Context) -> int | None:
     """What is left of the caller's deadline, in microseconds; None without one."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else int(remaining_s * 1_000_000)
 
 
-def _unary(name: str, call: _Call) -> Any:
-    """A call with its messages, and with its errors turned into gRPC status codes."""
+def _answering(call: Call) -> Call:
+    """The call with its errors turned into gRPC status codes."""
 
     async def answer(request: Any, context: Context) -> Any:
         if request is None:
@@ -212,19 +225,21 @@ def _unary(name: str, call: _Call) -> Any:
             _log.exception("a request failed in the gRPC server")
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_TEXT)
 
-    method = _SERVICE.methods_by_name[name]
+    return answer
+
+
+def _unary(name: str, call: Call) -> Any:
+    """A call with its messages."""
+    output = GetMessageClass(_SERVICE.methods_by_name[name].output_type)
     return grpc.unary_unary_rpc_method_handler(
-        answer,
-        request_deserializer=_reader(GetMessageClass(method.input_type)),
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        call, request_deserializer=reader(name), response_serializer=output.SerializeToString
     )
 
 
-def _stream(name: str, call: _Call) -> Any:
-    method = _SERVICE.methods_by_name[name]
+def _stream(name: str, call: Call) -> Any:
     return grpc.stream_stream_rpc_method_handler(
         call,
-        request_deserializer=_reader(GetMessageClass(method.input_type)),
+        request_deserializer=reader(name),
         response_serializer=None,  # answers come as bytes, so that one which cannot be encoded fails alone
     )
 
@@ -241,7 +256,7 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
     return read
 
 
-def _not_offered(text: str) -> _Call:
+def _not_offered(text: str) -> Call:
     async def refuse(_request: Any, _context: Context) -> Any:
         raise InferenceError(ErrorCode.UNSUPPORTED, text)
 

@@ -79,6 +79,68 @@ def test_what_is_refused_is_not_seen(plane):
     assert "what workers see now: none has told anything for some seconds" in unseen
 
 
+MODEL = """
+# TYPE gateway_model_requests gauge
+gateway_model_requests{backend="triton",model="m",version="1",outcome="ok"} NaN
+gateway_model_requests{backend="triton",version="1",outcome="ok"} 3
+# TYPE gateway_model_executions gauge
+gateway_model_executions{backend="triton",model="m",version="1"} +Inf
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "unseen"),
+    [
+        (PAGE + MODEL, ""),
+        ("# TYPE up gauge\nup 1\n", "metrics: none that begins with gateway_ at {url}/metrics"),
+        ("<html>no page of metrics</html>", "metrics: none at {url}/metrics"),
+    ],
+)
+def test_a_page_with_other_things_on_it_makes_no_finding(plane, page, unseen):
+    plane.answers["GET /metrics"] = page
+    status, said, _ = doctor("--json")
+    told = json.loads(said)
+    assert (status, told["findings"]) == (0, [])
+    assert not unseen or unseen.format(url=plane.url) in told["unseen"]
+
+
+def test_a_page_that_comes_between_the_looks_is_no_window(plane):
+    page = [(404, {}), PAGE.replace(" 3", " 300") + 'gateway_requests_total{code="rate_limited"} 900\n']
+    plane.answers["GET /metrics"] = lambda _: page.pop(0) if len(page) > 1 else page[0]
+    status, said, _ = doctor("--json")
+    assert (status, json.loads(said)["findings"]) == (0, [])
+
+
+def test_a_server_is_of_the_backend_that_is_named(plane):
+    plane.answers["POST /v2/repository/index"] = (200, [{"name": "m"}])
+    batching = {"max_queue_delay_microseconds": 9000000, "default_queue_policy": {"default_timeout_microseconds": 5}}
+    plane.answers["GET /v2/models/m/config"] = {"name": "m", "max_batch_size": 8, "dynamic_batching": batching}
+    status, said, _ = doctor("--json", "--server", f"triton={plane.url}")
+    (found,) = json.loads(said)["findings"]
+    assert (status, found["symptom"], found["where"]) == (1, "timeout-below-delay", plane.url)
+    status, said, _ = doctor("--json", "--server", f"other={plane.url}")
+    told = json.loads(said)
+    assert (status, told["findings"]) == (0, [])
+    assert f"configurations at {plane.url}: no backend 'other' of kind triton is on" in told["unseen"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((401, {"status": 401, "detail": "not a token of this control plane"}), "refused: not a token"),
+        ((403, {"status": 403, "detail": "a viewer may not"}), "refused: a viewer may not"),
+        ((503, {"status": 503, "detail": "Redis does not answer"}), "refused: Redis does not answer"),
+        ({"status": "UP"}, "is not this gateway's control plane"),
+        ("hello", "refused: HTTP 200, not an answer of a control plane"),
+    ],
+)
+def test_findings_alone_have_status_1(plane, answer, why):
+    plane.answers["GET /models"] = answer
+    status, said, line = doctor()
+    assert (status, said) == (3, "")
+    assert why in line
+
+
 @pytest.mark.parametrize(
     ("options", "status", "why"),
     [

@@ -68,7 +68,9 @@ async def test_a_unary_request_on_a_tensor_backend():
     assert all(server.start <= one.start <= one.end <= server.end for one in receiver.spans)
     told = {
         "http.request.method": "POST",
+        "url.scheme": "http",
         "url.path": EMBED,
+        "http.route": EMBED,
         "http.response.status_code": 200,
         "gateway.request_id": answer.headers["x-request-id"],
         "gateway.task": "text-embedding",
@@ -131,6 +133,17 @@ async def test_a_refused_request():
     assert b"secret" not in b"".join(receiver.bodies)
 
 
+async def test_a_route_has_its_parameters_names_and_not_what_callers_put_there():
+    async with traced() as (receiver, tracing):
+        async with running([ScriptedBackend("triton", [embedding()])], tracing=tracing) as gw:
+            assert (await gw.post("/v1/tasks/text-embedding", {"input": {"text": "x"}})).status_code == 200
+            assert (await gw.post("/v1/tasks/nothing", {})).status_code == 404
+        await tracing.close()
+        servers = [one.attributes for one in receiver.spans if one.kind == "SERVER"]
+    assert [one["http.route"] for one in servers] == ["/v1/tasks/{task}"] * 2
+    assert [one["url.path"] for one in servers] == ["/v1/tasks/text-embedding", "/v1/tasks/nothing"]
+
+
 async def test_a_request_that_no_backend_can_answer():
     broken = [Fault(kind=FaultKind.FAILED, message="a secret")]
     backends = [ScriptedBackend("triton", broken), ScriptedBackend("local", broken)]
@@ -167,16 +180,33 @@ async def test_each_item_of_a_batch_has_a_span_of_its_own_in_the_callers_trace()
     assert len({one.span_id for one in servers}) == 3
 
 
-async def test_content_is_recorded_only_where_it_is_switched_on():
+@pytest.mark.parametrize("stream", [False, True])
+async def test_content_is_recorded_only_where_it_is_switched_on(stream):
     async with traced(record_content=True) as (receiver, tracing):
-        async with llm_plane(Upstream(json_reply(200, completion("an answer"))), tracing=tracing) as gw:
-            assert text_of(await gw.post(CHAT, asked(stream=False))) == "an answer"
+        async with llm_plane(Upstream(script("an answer", stream=stream)), tracing=tracing) as gw:
+            assert text_of(await gw.post(CHAT, asked(stream=stream))) == "an answer"
         await tracing.close()
         told = receiver.named("chat model-1").attributes
     part = {"type": "text", "content": "hi"}
     assert json.loads(told["gen_ai.input.messages"]) == [{"role": "user", "parts": [part]}]
     answered = {"role": "assistant", "parts": [{**part, "content": "an answer"}], "finish_reason": "stop"}
     assert json.loads(told["gen_ai.output.messages"]) == [answered]
+
+
+@pytest.mark.parametrize(
+    ("events", "texts"),
+    [
+        ([b'{"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]}'], ["a", "b"]),
+        ([b'{"type": "response.output_text.delta", "output_index": 0, "delta": "a"}'] * 2, ["aa"]),
+        ([b"no json", b"[]", b'{"choices": 7}', b'{"choices": [{}]}', b'{"choices": [{"index": 0, "text": 1}]}'], [""]),
+        ([b'{"choices": []}'], []),
+    ],
+)
+def test_streamed_answers_are_put_together_of_what_can_be_read(events, texts):
+    place, payload = Place(backend="b", model="m"), OpenAIPayload(body={})
+    told = span_attributes.content(Tried(place=place, began_us=0, ended_us=1, payload=payload, events=tuple(events)))
+    messages = json.loads(told["gen_ai.output.messages"])
+    assert [one["parts"][0]["content"] for one in messages] == texts
 
 
 def test_what_callers_choose_cannot_make_spans_that_are_not_sendable():

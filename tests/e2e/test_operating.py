@@ -7,10 +7,11 @@ import signal
 import stat
 
 import httpx
+import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kit.stack import LIMITED_KEY, is_running
+from tests.kit.stack import is_running
 from tests.kit.wait import until
 
 TEXT = {"input": {"text": "hello"}}
@@ -37,7 +38,7 @@ async def test_the_rules_commands_move_traffic_on_every_worker(stack, tmp_path):
     applied = stack.cli("rules", "apply", str(rules))
     try:
         assert applied.returncode == 0, applied.stdout + applied.stderr
-        assert "applied on 2/2 workers" in applied.stdout
+        assert f"applied on {stack.workers}/{stack.workers} workers" in applied.stdout
         # No pause: the command returns when all workers have it.
         assert await backends_seen(stack) == {"local"}
         off = stack.cli("rules", "disable", "embeddings")
@@ -66,8 +67,10 @@ async def test_a_bad_rule_set_changes_nothing(stack, tmp_path):
 
 
 async def test_one_limit_over_all_workers(stack):
+    key = await stack.limited_key(3)
+
     async def one() -> httpx.Response:
-        async with stack.http(key=LIMITED_KEY) as http:
+        async with stack.http(key=key) as http:
             return await http.post(EMBED, json=TEXT)
 
     answers = await asyncio.gather(*(one() for _ in range(12)))
@@ -77,47 +80,50 @@ async def test_one_limit_over_all_workers(stack):
     assert 1 <= int(refused.headers["retry-after"]) <= 60
 
 
+async def total(stack, name: str, **labels: str) -> float:
+    """A metric over all gateways."""
+    pages = await stack.metrics()
+    families = (family for page in pages for family in text_string_to_metric_families(page))
+    found = [
+        one.value
+        for family in families
+        for one in family.samples
+        if one.name == name and labels.items() <= one.labels.items()
+    ]
+    assert found, f"no gateway has {name}{labels}"
+    return sum(found)
+
+
 async def test_metrics_sum_the_workers(stack):
-    def count(page: str) -> float:
-        wanted = {"backend": "triton", "code": "ok", "task": "text-embedding"}
-        samples = (one for family in text_string_to_metric_families(page) for one in family.samples)
-        counts = (
-            one.value
-            for one in samples
-            if one.name == "gateway_requests_total" and wanted.items() <= one.labels.items()
-        )
-        return sum(counts)
-
-    before = count(await stack.metrics())
+    ok = {"backend": "triton", "code": "ok", "task": "text-embedding"}
+    assert await backends_seen(stack, 20) == {"triton"}  # every worker has a series now
+    before = await total(stack, "gateway_requests_total", **ok)
     assert await backends_seen(stack, 20) == {"triton"}
-    page = await stack.metrics()
-    assert count(page) - before == 20
-    assert 'gateway_requests_in_flight{task="text-embedding"} 0.0' in page
-    for name in ("request_duration_seconds_bucket", "redis_seconds_bucket", "event_loop_lag_seconds_bucket"):
-        assert f"gateway_{name}" in page
-    assert "gateway_redis_up 1.0" in page
-
-    def has_batches() -> bool:
-        return 'gateway_model_batch_executions{backend="triton",batch_size=' in page
-
-    assert has_batches()
+    assert await total(stack, "gateway_requests_total", **ok) - before == 20
+    assert await total(stack, "gateway_requests_in_flight", task="text-embedding") == 0
+    for page in await stack.metrics():
+        for name in ("request_duration_seconds_bucket", "redis_seconds_bucket", "event_loop_lag_seconds_bucket"):
+            assert f"gateway_{name}" in page
+        assert "gateway_redis_up 1.0" in page
+        assert 'gateway_model_batch_executions{backend="triton",batch_size=' in page
     async with httpx.AsyncClient(trust_env=False) as http:
-        assert (await http.get(f"{stack.told['ops_url']}/healthz/ready")).status_code == 200
+        assert {(await http.get(f"{url}/healthz/ready")).status_code for url in stack.ops_urls} == {200}
 
 
+@pytest.mark.stack("up")
 async def test_stack_json_tells_scripts_where_everything_is(stack):
-    told = stack.told
+    told = stack.parts.told
     names = {"data_url", "admin_url", "ops_url", "key", "admin_token", "pids"}
     names |= {"triton_grpc", "triton_http", "redis_url", "llm_url"}
     assert names <= set(told)
     assert {"supervisor", "redis", "triton", "llm"} <= set(told["pids"])
-    assert stat.S_IMODE((stack.run_dir / "stack.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((stack.parts.run_dir / "stack.json").stat().st_mode) == 0o600
 
 
 async def test_a_killed_worker_is_replaced_and_nothing_stays_in_flight(stack):
     async with stack.admin() as admin:
         workers = (await admin.get("/workers")).json()["items"]
-        assert len(workers) == 2
+        assert len(workers) == stack.workers
         os.kill(workers[0]["pid"], signal.SIGKILL)
         await until(lambda: not is_running(workers[0]["pid"]), timeout_s=10)
 
@@ -125,7 +131,7 @@ async def test_a_killed_worker_is_replaced_and_nothing_stays_in_flight(stack):
             return {w["pid"] for w in (await admin.get("/workers")).json()["items"]}
 
         async with asyncio.timeout(30):
-            while len(pids := await live()) != 2 or workers[0]["pid"] in pids:  # noqa: ASYNC110 - another process's doing
+            while len(pids := await live()) != stack.workers or workers[0]["pid"] in pids:  # noqa: ASYNC110 - another process's doing
                 await asyncio.sleep(0.1)
     assert await backends_seen(stack, 10) == {"triton"}
-    assert 'gateway_requests_in_flight{task="text-embedding"} 0.0' in await stack.metrics()
+    assert await total(stack, "gateway_requests_in_flight", task="text-embedding") == 0

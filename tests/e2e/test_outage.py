@@ -68,13 +68,13 @@ async def test_no_wrong_answer_while_triton_goes_and_comes_back(stack, http, how
     running = asyncio.create_task(load.run())
     try:
         await until(lambda: load.last("triton"), timeout_s=20)
-        pid = stack.pid("triton")
+        pid = stack.parts.pid("triton")
         os.kill(pid, how)
         await until(lambda: load.last("local"), timeout_s=30)
         if how is signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
         else:
-            await until(lambda: stack.pid("triton") != pid, timeout_s=60)  # the stack starts another
+            await until(lambda: stack.parts.pid("triton") != pid, timeout_s=60)  # the stack starts another
         await until(lambda: load.last("triton"), timeout_s=60)
     finally:
         load.stop()

@@ -177,16 +177,12 @@ async def at_once(stack, bodies: list[dict]) -> list[dict]:
 
 async def llm_metric(stack, name: str) -> float:
     async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
-        page = (await client.get(stack.told["llm_url"].removesuffix("/v1") + "/metrics")).text
+        page = (await client.get(f"{stack.llm_url}/metrics")).text
     return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(name))
 
 
 async def triton_counts(stack, model: str) -> tuple[int, int]:
     async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
-        answer = await client.get(f"{_url(stack.told['triton_http'])}/v2/models/{model}/stats")
+        answer = await client.get(f"{stack.triton_url}/v2/models/{model}/stats")
     stats = answer.json()["model_stats"][0]
     return stats["inference_count"], stats["execution_count"]
-
-
-def _url(address: str) -> str:
-    return address if address.startswith("http") else f"http://{address}"

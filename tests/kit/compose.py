@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from gateway.stack import leftovers, triton
+from gateway.stack.state import Leftovers
 from tests.kit.name_server import name_server
 from tests.kit.redis import binary as redis_binary
 
@@ -78,6 +79,7 @@ class Service:
     address: str
     folder: Path
     process: asyncio.subprocess.Process | None = None
+    keeper: asyncio.Task[None] | None = None
     is_up: asyncio.Event = field(default_factory=asyncio.Event)
     is_down: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -136,9 +138,12 @@ class ComposeStack:
     async def stop(self, name: str) -> int | None:
         """Stop a service as the file says; its status, None where it did not run."""
         service = self.services[name]
-        for alias in self._aliases(service):
-            with contextlib.suppress(KeyError, ValueError):
-                self.names[alias].remove(service.address)
+        self._forget_names(service)
+        if service.keeper is not None:
+            service.keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await service.keeper  # which tells if a service that ended could not be started again
+            service.keeper = None
         if service.process is None:
             return None
         if service.process.returncode is None:
@@ -151,8 +156,13 @@ class ComposeStack:
         return await service.process.wait()
 
     async def start(self, name: str) -> None:
-        """Start a service again, and wait for its health."""
+        """Start a service, and wait for its health; from then on it is started again whenever it ends by itself."""
         service = self.services[name]
+        await self._begin(service)
+        if service.written["restart"] == "unless-stopped":
+            service.keeper = asyncio.create_task(self._keep(service))
+
+    async def _begin(self, service: Service) -> None:
         command, env = self._command(service), self._environment(service)
         with (service.folder / "log").open("ab") as log:
             service.process = await asyncio.create_subprocess_exec(
@@ -164,9 +174,23 @@ class ComposeStack:
             if service.written.get("restart") == "no":
                 assert await service.process.wait() == 0, service.log
                 return
-            while await self.health(name) != 0:
-                assert service.process.returncode is None, f"{name} ended:\n{service.log}"
+            while await self.health(service.name) != 0:
+                assert service.process.returncode is None, f"{service.name} ended:\n{service.log}"
                 await asyncio.sleep(0.2)
+
+    async def _keep(self, service: Service) -> None:
+        """What an engine does by `restart: unless-stopped`."""
+        while True:
+            await service.process.wait()
+            self._forget_names(service)
+            if service.name == "triton":  # with a container's first process all others end, and its shared memory
+                await asyncio.to_thread(leftovers.end, Leftovers(run_id=self.run_id, processes={}), grace_s=1)
+            await self._begin(service)
+
+    def _forget_names(self, service: Service) -> None:
+        for alias in self._aliases(service):
+            with contextlib.suppress(KeyError, ValueError):
+                self.names[alias].remove(service.address)
 
     async def health(self, name: str) -> int:
         """The exit status of a service's health check, asked once."""
@@ -325,7 +349,9 @@ class ComposeStack:
             "HF_HUB_OFFLINE": "1",
             **given,
         }
-        return triton.environment(self.triton, env) if service.name == "triton" else env
+        if service.name != "triton":
+            return env
+        return {**triton.environment(self.triton, env), leftovers.MARK: self.run_id}  # its stubs are found by it
 
 
 def _command_of_image(build: Mapping[str, Any]) -> list[str]:

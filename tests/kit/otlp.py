@@ -1,6 +1,8 @@
-"""An OTLP/HTTP receiver on loopback: takes what the real exporter sends, and shows it as trees of spans."""
+"""An OTLP/HTTP receiver on loopback: takes what real exporters send, and shows it as trees of spans."""
 
+import base64
 import gzip
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 
@@ -88,7 +91,8 @@ def receiving(*, status: int = 200) -> Iterator[Receiver]:
 
 
 def _spans(body: bytes) -> Iterator[Span]:
-    for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+    read = _of_json if body.startswith(b"{") else ExportTraceServiceRequest.FromString
+    for resource in read(body).resource_spans:
         for scope in resource.scope_spans:
             for one in scope.spans:
                 yield Span(
@@ -105,6 +109,17 @@ def _spans(body: bytes) -> Iterator[Span]:
                     attributes=_values(one.attributes),
                     resource=_values(resource.resource.attributes),
                 )
+
+
+def _of_json(body: bytes) -> ExportTraceServiceRequest:
+    """Triton's exporter sends OTLP's JSON: protobuf's own, but for ids, which are hexadecimal."""
+
+    def read(one: dict[str, Any]) -> dict[str, Any]:
+        ids = {name: value for name, value in one.items() if name in ("traceId", "spanId", "parentSpanId")}
+        return one | {name: base64.b64encode(bytes.fromhex(value)).decode() for name, value in ids.items()}
+
+    document = json.loads(body, object_hook=read)
+    return json_format.ParseDict(document, ExportTraceServiceRequest(), ignore_unknown_fields=True)
 
 
 def _values(pairs: Any) -> dict[str, Any]:

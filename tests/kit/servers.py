@@ -58,8 +58,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(name: str, folder: Path) -> Iterator[Server]:
-    """Start the server called `name` (one of TARGETS) with its files under `folder`; stop it at the end."""
+def running(name: str, folder: Path, *options: str) -> Iterator[Server]:
+    """Start the server called `name` (one of TARGETS) with its files under `folder`; stop it at the end.
+
+    `options` are more words of its command line.
+    """
     repository = folder / "repository"
     repository.mkdir(parents=True)
     free = ports.free_ports()
@@ -73,7 +76,7 @@ def running(name: str, folder: Path) -> Iterator[Server]:
         log_file=folder / "server.log",
     )
     with server.log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ, cwd=ROOT)
+        process = subprocess.Popen((*command, *options), stdout=log, stderr=subprocess.STDOUT, env=environ, cwd=ROOT)
     try:
         _wait_ready(server, process)
         yield server

@@ -1,50 +1,49 @@
-"""The embedded stack for tests: real Redis, real Triton, a real LLM server, two workers, the control plane.
+"""A running stack, as tests see it: real Redis, real Triton, a real LLM server, gateways, the control plane.
 
-One stack for the whole run, on ports of its own. Fixtures: `stack` (addresses, clients, helpers) and `gateway_http`.
+`gateway up` starts one on ports of its own (here), docker-compose.yml another (`compose_stack`).
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
-import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMITED_KEY = "gw-test-limited"
 START_S = 180
 TLS = ssl.create_default_context()  # made once: a client would load the certificate store each time
 
 
-@dataclass(frozen=True)
-class Stack:
-    """A running stack, as `.run/stack.json` tells it."""
-
-    run_dir: Path
-
-    @property
-    def told(self) -> dict[str, Any]:
-        return json.loads((self.run_dir / "stack.json").read_text())
-
-    @property
-    def key(self) -> str:
-        return self.told["key"]
-
-    @property
-    def data_url(self) -> str:
-        return self.told["data_url"]
+class Parts(Protocol):
+    """The processes of a stack; each kind of stack can do more with them."""
 
     def pid(self, part: str) -> int:
-        return self.told["pids"][part]
+        """The process of a part now; another one after it was started again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Where everything is."""
+
+    parts: Parts
+    data_url: str
+    admin_url: str
+    ops_urls: Sequence[str]
+    llm_url: str
+    triton_url: str
+    key: str
+    admin_token: str
+    workers: int
+    scraped: Mapping[str, Sequence[str]]
+    """The addresses of each job of deploy/prometheus/prometheus.yml."""
+    prometheus_url: str | None = None
 
     def http(self, **options: Any) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {options.pop('key', self.key)}"}
@@ -53,14 +52,21 @@ class Stack:
         )
 
     def admin(self) -> httpx.AsyncClient:
-        headers = {"authorization": f"Bearer {self.told['admin_token']}"}
-        return httpx.AsyncClient(
-            base_url=f"{self.told['admin_url']}/admin/v1", headers=headers, timeout=30, trust_env=False
-        )
+        headers = {"authorization": f"Bearer {self.admin_token}"}
+        return httpx.AsyncClient(base_url=f"{self.admin_url}/admin/v1", headers=headers, timeout=30, trust_env=False)
 
-    async def metrics(self) -> str:
+    async def limited_key(self, requests_a_minute: int) -> str:
+        """A new key with this limit, of which nothing is used up."""
+        async with self.admin() as admin:
+            limits = [{"per": "minute", "requests": requests_a_minute}]
+            made = await admin.post("/keys", json={"name": "limited", "tenant": "limited", "limits": limits})
+        assert made.status_code == 201, made.text
+        return made.json()["key"]
+
+    async def metrics(self) -> list[str]:
+        """The page of each gateway."""
         async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
-            return (await http.get(f"{self.told['ops_url']}/metrics")).text
+            return [(await http.get(f"{url}/metrics")).text for url in self.ops_urls]
 
     @contextlib.asynccontextmanager
     async def routed(self, backend: str) -> AsyncIterator[None]:
@@ -91,8 +97,8 @@ class Stack:
         """Run the console script against this stack."""
         environ = {
             **os.environ,
-            "GATEWAY_ADMIN_URL": self.told["admin_url"],
-            "GATEWAY_ADMIN_TOKEN": self.told["admin_token"],
+            "GATEWAY_ADMIN_URL": self.admin_url,
+            "GATEWAY_ADMIN_TOKEN": self.admin_token,
             "COLUMNS": "200",
         }
         return gateway(*args, env=environ, **options)
@@ -114,44 +120,58 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def config_for_tests(folder: Path) -> Path:
-    """`deploy/gateway.yaml` with one more key, whose limit is small."""
-    document = yaml.safe_load((ROOT / "deploy" / "gateway.yaml").read_text())
-    document["keys"].append(
-        {
-            "id": "limited",
-            "tenant": "limited",
-            "key_sha256": hashlib.sha256(LIMITED_KEY.encode()).hexdigest(),
-            "limits": [{"per": "minute", "requests": 3}],
-        }
-    )
-    document["prices"] = str(ROOT / "deploy" / "prices.yaml")  # it is told relative to the file
-    path = folder / "gateway.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+@dataclass(frozen=True, slots=True)
+class UpParts:
+    """What `gateway up` started, as `.run/stack.json` tells it."""
+
+    run_dir: Path
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "stack.json").read_text())
+
+    def pid(self, part: str) -> int:
+        return self.told["pids"][part]
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("stack")
-    run_dir = folder / "run"
-    options = ["--run-dir", str(run_dir), "--ports", "auto", "--workers", "2"]
-    config = config_for_tests(folder)
-    environ = {**os.environ, "GATEWAY_MODEL_REPOSITORY": str(ROOT / "triton_models")}
-    up = gateway("up", "--detach", *options, "--config", str(config), timeout=START_S, env=environ)
-    assert up.returncode == 0, f"gateway up failed:\n{up.stdout}\n{up.stderr}"
-    running = Stack(run_dir)
-    assert running.told["triton_grpc"], f"no real Triton here, so its tests cannot run:\n{up.stdout}"
-    pids = dict(running.told["pids"])
-    yield running
-    pids |= running.told["pids"]
-    down = gateway("down", "--run-dir", str(run_dir))
+@contextlib.contextmanager
+def up(folder: Path) -> Iterator[Stack]:
+    """`gateway up` with the shipped configuration and two workers, until `gateway down`, which has to leave nothing."""
+    parts = UpParts(folder / "run")
+    options = ["--run-dir", str(parts.run_dir), "--ports", "auto", "--workers", "2"]
+    started = gateway("up", "--detach", *options, timeout=START_S)
+    assert started.returncode == 0, f"gateway up failed:\n{started.stdout}\n{started.stderr}"
+    told = parts.told
+    try:
+        assert told["triton_grpc"], f"no real Triton here, so its tests cannot run:\n{started.stdout}"
+        yield _stack(parts, workers=2)
+    finally:
+        pids = {**told["pids"], **parts.told["pids"]}
+        down = gateway("down", "--run-dir", str(parts.run_dir))
     assert down.returncode == 0, down.stdout + down.stderr
     left = {name: pid for name, pid in pids.items() if is_running(pid)}
     assert not left, f"still running after `gateway down`: {left}"
 
 
-@pytest.fixture
-async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with stack.http() as client:
-        yield client
+def _stack(parts: UpParts, *, workers: int) -> Stack:
+    told = parts.told
+    command = Path(f"/proc/{parts.pid('triton')}/cmdline").read_text().split("\0")
+    metrics_port = next(word.partition("=")[2] for word in command if word.startswith("--metrics-port="))
+    llm_url, triton = told["llm_url"].removesuffix("/v1"), told["triton_http"].removeprefix("http://")
+    scraped = {
+        "gateway": [told["ops_url"].removeprefix("http://")],
+        "triton": [f"127.0.0.1:{metrics_port}"],
+        "llm": [llm_url.removeprefix("http://")],
+    }
+    return Stack(
+        parts=parts,
+        data_url=told["data_url"],
+        admin_url=told["admin_url"],
+        ops_urls=[told["ops_url"]],
+        llm_url=llm_url,
+        triton_url=f"http://{triton}",
+        key=told["key"],
+        admin_token=told["admin_token"],
+        workers=workers,
+        scraped=scraped,
+    )

@@ -94,6 +94,7 @@ class LLMBackend:
         self._codec = codec
         self._models = models
         self._limits = limits or Limits()
+        self._secret = (api_key or "").encode()
         given = {**codec.headers(api_key), **headers}
         fixed = {"user-agent": "hybrid-inference-gateway", "accept": "*/*"} | {k.lower(): v for k, v in given.items()}
         self._clients = {
@@ -226,6 +227,8 @@ class LLMBackend:
         response.limit_silence(ERROR_BODY_S)
         with contextlib.suppress(HttpError):
             body = await response.read_all(MAX_ERROR_BYTES)
+        if self._secret:  # some repeat the key that they refuse
+            body = body.replace(self._secret, b"***")
         waiting = Waiting(
             retry_after=response.header(b"retry-after"),
             retry_after_ms=response.header(b"retry-after-ms"),

@@ -17,6 +17,7 @@ from gateway.backends.triton.faults import dead_stub, fault_of, lost, streamed
 from gateway.backends.triton.shared_memory import SharedMemoryLane
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, output_sizes, rows, why_wrong
+from gateway.core.trace import is_sampled
 from gateway.core.types import BackendCall, TensorPayload, Tensors
 
 FACTS_FRESH_S: Final = 30.0  # how long a model's facts are taken for true; a wrong answer has them asked for anew
@@ -363,8 +364,11 @@ def _why_wrong(facts: ModelFacts, payload: TensorPayload, answer: Tensors) -> st
 
 
 def _metadata(call: BackendCall) -> Sequence[tuple[bytes, bytes]]:
-    """The trace that it is part of, as Triton takes it with `--trace-config mode=opentelemetry`."""
-    return [(name.encode(), value.encode()) for name, value in call.trace] if call.trace else ()
+    """The trace that it is part of, as Triton takes it with `--trace-config mode=opentelemetry`.
+
+    Where it is sampled alone: Triton (2.51) records all that comes in a trace, whatever its flags say.
+    """
+    return [(name.encode(), value.encode()) for name, value in call.trace] if is_sampled(call.trace) else ()
 
 
 def _fault(error: GrpcError) -> Fault:

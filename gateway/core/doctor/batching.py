@@ -4,19 +4,37 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.core.doctor.facts import Facts, Setup, Traffic
-from gateway.core.doctor.findings import ENOUGH, WAITING_SHARE, Finding
+from gateway.core.doctor.findings import ENOUGH, HELD_SHARE, Finding
 
 ALONE: Final = 1.1
 """Requests in a batch. Below it nine batches of ten or more held one request: batching did nothing."""
 
 TOGETHER: Final = 2.0
-"""Requests at a server at once, on the average, from which two could have shared a batch."""
+"""Requests that wait before a server at once, on the average, from which two could have shared a batch. Those that run
+do not count: two callers that take turns at one instance are two at once, of which one waits."""
+
+OVERLAP: Final = 2.5
+"""Instances of a server that run batches of one at once. NVIDIA's guide to optimizing Triton has two, so that copies
+and work overlap; the half is the error of a short look. Measured with Triton 2.51: where fewer are busy, the next
+request starts at once and nothing is lost."""
+
+SCATTERED: Final = 1.25
+"""Requests in a batch. Measured with Triton 2.51, four instances: 1.00 to 1.11 with a caller for each, 1.32 to 1.56
+with two for each, as batches begin to form by themselves."""
 
 SMALL: Final = 0.25
 """Of max_batch_size: a batch of this part can grow four times; fewer instances let it."""
 
 FULL: Final = 0.9
-"""Of max_batch_size, and of the instances' time: above it neither has room for more (the rest is noise of arrivals)."""
+"""Of max_batch_size: above it batches have no room for more (the rest is noise of arrivals)."""
+
+SPENT: Final = 0.8
+"""Of the instances' time. Measured of instances that never stood still: 0.9 to 1.1 in looks of 10 s, as servers'
+counters reach the page once a second."""
+
+PILED_SHARE: Final = 0.6
+"""Of the time at a server, where batches are full: more than one batch and a half waits for each that runs. One that
+waits is what keeps an instance busy (0.45 to 0.57 measured), so that this much is no fault of a full server."""
 
 
 def single_batches(facts: Facts) -> Iterator[Finding]:
@@ -50,28 +68,23 @@ def single_batches(facts: Facts) -> Iterator[Finding]:
 
 
 def _single(setup: Setup, traffic: Traffic, *, servers: int) -> tuple[str, str, tuple[str, ...]] | None:
-    """Cause, change and lines. None where it costs nothing, or `instances_against_batches` tells it."""
-    present = traffic.present / servers
-    if present < TOGETHER:
-        if setup.delay_us == 0 or traffic.queue_share < WAITING_SHARE:
-            return None
+    """Cause, change and lines. None where it costs nothing, or `instances_against_batches` tells it.
+
+    A delay of 0 keeps no batch single by itself: what waits for a busy instance is joined.
+    """
+    if traffic.waiting >= TOGETHER * servers:
         return (
-            f"the load is too low: {present:.1f} requests at once, each waited {traffic.queue_ms:.1f} ms for nobody",
-            "take the delay away: a busy instance lets batches grow without one",
-            ("dynamic_batching { }",),
+            f"{traffic.waiting:.1f} requests wait at once and do not have the same shapes",
+            "send equal shapes (pad to a few lengths), or let the model take ragged ones: in its input",
+            ("allow_ragged_batch: true",),
         )
-    if _is_spread(setup, traffic, servers=servers):
+    if not traffic.is_held_by(setup.delay_us) or traffic.queue_share < HELD_SHARE:
         return None
-    if setup.delay_us == 0:
-        return (
-            f"the delay is 0: a free instance takes each request at once ({present:.1f} were there at once)",
-            "let a request wait for others for a part of the time that a batch takes",
-            (_delay_line(traffic),),
-        )
+    present = traffic.present / servers
     return (
-        f"{present:.1f} requests at once, within a delay of {setup.delay_us} us, that do not have the same shapes",
-        "send equal shapes (pad to a few lengths), or let the model take ragged ones: in its input",
-        ("allow_ragged_batch: true",),
+        f"the load is too low: {present:.1f} requests at once, each waited {traffic.queue_ms:.1f} ms for nobody",
+        "take the delay away: a busy instance lets batches grow without one",
+        ("dynamic_batching { }",),
     )
 
 
@@ -133,33 +146,26 @@ def instances_against_batches(facts: Facts) -> Iterator[Finding]:
         if not setup.is_batching or traffic.executions < ENOUGH:
             continue
         servers = facts.servers_of(setup.backend)
-        instances, busy = setup.instances * servers, traffic.busy
-        spread, full = _is_spread(setup, traffic, servers=servers), _is_full(setup, traffic, instances=instances)
-        if not spread and not full:
+        instances = setup.instances * servers
+        if _is_spread(setup, traffic, servers=servers):
+            cause, change, lines = _told_of_spread(setup, traffic)
+        elif _is_full(setup, traffic, instances=instances):
+            cause, change, lines = _told_of_full(setup, traffic)
+        else:
             continue
-        seen = (
-            f"{instances} instance{'s' if instances > 1 else ''}, {busy:.1f} busy, batches of {traffic.mean_batch:.1f} "
-            f"rows of {setup.max_batch_size}, {traffic.present:.1f} requests there at once"
-        )
-        fewer, more = max(1, setup.instances // 2), setup.instances + 1
         yield Finding(
             symptom="instances-and-batches",
             subject=str(setup),
             severity="warning",
-            seen=seen,
-            cause="requests spread over the instances before a batch can form"
-            if spread
-            else f"every instance is busy with full batches, and requests wait {traffic.queue_share:.0%} of their time",
-            change="fewer instances make larger batches; measure both (`python -m local_runtime bench`)"
-            if spread
-            else "larger batches if the memory has room for them, else one instance more; measure both",
+            seen=f"{instances} instance{'s' if instances > 1 else ''}, {traffic.busy:.1f} busy, batches of "
+            f"{traffic.mean_batch:.1f} rows of {setup.max_batch_size}, {traffic.present:.1f} requests there at once",
+            cause=cause,
+            change=change,
             where=setup.file,
-            lines=(f"instance_group [ {{ count: {fewer} }} ]", _delay_line(traffic))
-            if spread
-            else (f"max_batch_size: {2 * setup.max_batch_size}", f"instance_group [ {{ count: {more} }} ]"),
+            lines=lines,
             numbers={
                 "instances": instances,
-                "busy": busy,
+                "busy": traffic.busy,
                 "mean_batch": traffic.mean_batch,
                 "max_batch_size": setup.max_batch_size,
                 "present": traffic.present,
@@ -168,30 +174,51 @@ def instances_against_batches(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _is_spread(setup: Setup, traffic: Traffic, *, servers: int) -> bool:
-    """Several instances, enough requests at once for each of them, and yet small batches."""
+def _told_of_spread(setup: Setup, traffic: Traffic) -> tuple[str, str, tuple[str, ...]]:
+    at_once = "; the delay is 0: a free instance takes each at once" if setup.delay_us == 0 else ""
     return (
-        setup.instances > 1
-        and traffic.present >= setup.instances * servers
+        f"requests spread over the instances before a batch can form{at_once}",
+        "fewer instances make larger batches; measure both (`python -m local_runtime bench`)",
+        (f"instance_group [ {{ count: {setup.instances // 2} }} ]", _delay_line(traffic)),
+    )
+
+
+def _told_of_full(setup: Setup, traffic: Traffic) -> tuple[str, str, tuple[str, ...]]:
+    return (
+        f"every instance is busy with full batches, and requests wait {traffic.queue_share:.0%} of their time",
+        "larger batches if the memory has room for them, else one instance more; measure both",
+        (f"max_batch_size: {2 * setup.max_batch_size}", f"instance_group [ {{ count: {setup.instances + 1} }} ]"),
+    )
+
+
+def _is_spread(setup: Setup, traffic: Traffic, *, servers: int) -> bool:
+    """Many instances run at once what would fit into one batch."""
+    return (
+        setup.instances > OVERLAP
+        and traffic.busy >= OVERLAP * servers
         and traffic.mean_batch <= SMALL * setup.max_batch_size
-        and traffic.joined < TOGETHER
+        and traffic.joined < SCATTERED
     )
 
 
 def _is_full(setup: Setup, traffic: Traffic, *, instances: int) -> bool:
     return (
         traffic.mean_batch >= FULL * setup.max_batch_size
-        and traffic.busy >= FULL * instances
-        and traffic.queue_share >= WAITING_SHARE
+        and traffic.busy >= SPENT * instances
+        and traffic.queue_share >= PILED_SHARE
     )
 
 
 def preferred_never_reached(facts: Facts) -> Iterator[Finding]:
-    """Sizes are preferred, and no batch had one."""
+    """Sizes are preferred, no batch had one, and requests wait for them."""
     for setup, traffic in facts.under_load():
         batches = sum(traffic.batch_sizes.values())
         if not setup.preferred or batches < ENOUGH or any(traffic.batch_sizes.get(size) for size in setup.preferred):
             continue
+        is_held = traffic.is_held_by(setup.delay_us) and traffic.queue_share >= HELD_SHARE
+        ready = traffic.waiting * traffic.rows / traffic.requests / facts.servers_of(setup.backend)
+        if not is_held and ready < min(setup.preferred):
+            continue  # nobody waits for the others, and there are too few: it costs nothing
         largest = max(size for size, count in traffic.batch_sizes.items() if count)
         wanted = ", ".join(map(str, setup.preferred))
         yield Finding(

@@ -49,7 +49,7 @@ def hot_replica(facts: Facts) -> Iterator[Finding]:
         away = [
             f"{server.replica} ({'; '.join(server.shut) or 'it does not answer'})"
             for server in servers
-            if server.shut or not server.is_live
+            if server is not hottest and (server.shut or not server.is_live)
         ]
         yield Finding(
             symptom="hot-replica",
@@ -60,7 +60,7 @@ def hot_replica(facts: Facts) -> Iterator[Finding]:
             cause=f"requests are kept away from {', '.join(away)}"
             if away
             else "long sequences or sessions that stay where they began, or other clients that name this server alone",
-            change="bring the others back: `gateway backends list`, `gateway backends resume`"
+            change="bring the others back: `gateway backends list`, `gateway backends resume`, `gateway models load`"
             if away
             else "send every client through the gateway, and end sequences; see who stays with `gateway requests list`",
             lines=(),
@@ -80,8 +80,9 @@ def refused_below_capacity(facts: Facts) -> Iterator[Finding]:
         return
     uses = [traffic.busy / (setup.instances * facts.servers_of(setup.backend)) for setup, traffic in facts.under_load()]
     uses += [gate.use for gate in facts.gates]
-    is_queueing = any(gate.waiting for gate in facts.gates)
-    if not uses or is_queueing or max(uses) >= IDLE:
+    # Without the gateway's queues nobody knows whether it was idle: no worker tells, or Redis is away.
+    is_idle = bool(facts.gates) and all(gate.waiting == 0 for gate in facts.gates)
+    if not is_idle or max(uses) >= IDLE:
         return
     use = max(uses)
     served = seen.requests - seen.refused

@@ -87,6 +87,11 @@ class Traffic:
         return (self.queue_s + self.compute_s) / self.window_s
 
     @property
+    def waiting(self) -> float:
+        """Of these, requests that waited."""
+        return self.queue_s / self.window_s
+
+    @property
     def busy(self) -> float:
         """Instances that worked, on the average: batches a second times the time of one."""
         return self.executions * self.compute_s / self.requests / self.window_s if self.requests else 0.0
@@ -100,6 +105,10 @@ class Traffic:
     def compute_ms(self) -> float:
         """The mean time of a batch."""
         return 1000 * self.compute_s / self.requests if self.requests else 0.0
+
+    def is_held_by(self, delay_us: int) -> bool:
+        """Whether this delay makes the wait: it is half of the mean one, or more."""
+        return delay_us > 0 and delay_us / 1000 >= self.queue_ms / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +175,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One replica of a backend: requests that its models answered between the looks, and what keeps it out."""
+    """One replica of a backend: requests that its models answered between the looks, and what keeps it out.
+
+    `requests` is 0 at all servers of a backend one of which counts anew: their shares cannot be told.
+    """
 
     backend: str
     replica: str

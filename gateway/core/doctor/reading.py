@@ -1,42 +1,10 @@
-"""Documents of the control plane, configurations and metrics pages, as read twice -> `Facts`. Pure."""
+"""Documents of the control plane and configurations -> the parts of `Facts`. Pure."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.core.doctor.facts import Gate, Gpu, Latency, Limiting, Name, Request, Server, Setup, Task, Traffic
+from gateway.core.doctor.facts import Gate, Gpu, Latency, Request, Setup, Task
+from gateway.core.doctor.looks import Document, Look
 from gateway.core.memory_plan import MemoryPlan
-
-Document = Mapping[str, Any]
-COMPUTE: Final = ("compute_input", "compute_infer", "compute_output")
-LIMITED: Final = "rate_limited"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One line of a metrics page."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """All that was read at one instant (seconds of a clock that only goes forward).
-
-    `models`, `backends`, `requests`, `overview`: the control plane's; `samples`: the gateway's page; `servers`: pages
-    of model servers by address. What could not be read is empty.
-    """
-
-    at_s: float
-    models: Sequence[Document] = ()
-    backends: Sequence[Document] = ()
-    requests: Sequence[Document] = ()
-    overview: Document = field(default_factory=dict)
-    samples: Sequence[Sample] = ()
-    servers: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
 
 
 def setup_of(config: Document, *, backend: str, file: str = "", faults: Mapping[str, str] | None = None) -> Setup:
@@ -90,65 +58,6 @@ def tasks_of(
     return found
 
 
-def traffic_of(before: Look, after: Look) -> dict[Name, Traffic]:
-    """What the gateway's page says of models, less what it said before; models without a request are left out."""
-    window_s = max(1e-9, after.at_s - before.at_s)
-    counts = _grown(before.samples, after.samples)
-    found = {}
-    for name in {
-        (labels["backend"], labels["model"]) for (metric, labels) in _keys(counts) if metric == "gateway_model_requests"
-    }:
-
-        def total(metric: str, name: Name = name, **wanted: str) -> float:
-            return sum(
-                value
-                for (one, labels), value in _items(counts)
-                if one == f"gateway_model_{metric}"
-                and (labels["backend"], labels["model"]) == name
-                and all(labels.get(label) == word for label, word in wanted.items())
-            )
-
-        sizes = Counter[int]()
-        for (metric, labels), value in _items(counts):
-            if metric == "gateway_model_batch_executions" and (labels["backend"], labels["model"]) == name:
-                sizes[int(labels["batch_size"])] += int(value)
-        if requests := int(total("requests", outcome="ok")):
-            found[name] = Traffic(
-                window_s=window_s,
-                requests=requests,
-                rows=int(total("inferences")),
-                executions=int(total("executions")),
-                queue_s=total("seconds", stage="queue"),
-                compute_s=sum(total("seconds", stage=stage) for stage in COMPUTE),
-                batch_sizes={size: count for size, count in sorted(sizes.items()) if count},
-            )
-    return found
-
-
-_Key = tuple[str, tuple[tuple[str, str], ...]]
-
-
-def _key(sample: Sample) -> _Key:
-    return sample.name, tuple(sorted(sample.labels.items()))
-
-
-def _grown(before: Sequence[Sample], after: Sequence[Sample]) -> dict[_Key, float]:
-    """By how much each has grown; a server that was started again counts from 0."""
-    old = {_key(sample): sample.value for sample in before}
-    return {
-        (key := _key(sample)): sample.value - old.get(key, 0.0) if sample.value >= old.get(key, 0.0) else sample.value
-        for sample in after
-    }
-
-
-def _keys(counts: Mapping[_Key, float]) -> Iterator[tuple[str, dict[str, str]]]:
-    return ((metric, dict(labels)) for metric, labels in counts)
-
-
-def _items(counts: Mapping[_Key, float]) -> Iterator[tuple[tuple[str, dict[str, str]], float]]:
-    return (((metric, dict(labels)), value) for (metric, labels), value in counts.items())
-
-
 def latencies_of(overview: Document) -> list[Latency]:
     """The series of `/overview`; those of no place are left out."""
     return [
@@ -185,37 +94,6 @@ def requests_of(documents: Iterable[Document], *, since_ms: float) -> list[Reque
     return found
 
 
-def servers_of(before: Look, after: Look) -> list[Server]:
-    """Each replica that `/models` counts of, with what `/backends` says of it."""
-    old, new = (_by_replica(look.models) for look in (before, after))
-    states = {
-        (one["backend"], server["replica"]): server for one in after.backends for server in one.get("replicas", ())
-    }
-    found = []
-    for backend, replica in sorted({*new, *((name, server) for name, server in states if server)}):
-        state = states.get((backend, replica), {})
-        now, then = new.get((backend, replica), 0), old.get((backend, replica), 0)
-        shut = (*state.get("shut", ()), *(f"switch {one}" for one in state.get("switches", ())))
-        found.append(
-            Server(
-                backend=backend,
-                replica=replica,
-                requests=now - then if now >= then else now,
-                is_live=bool(state.get("live", True)),
-                shut=shut,
-            )
-        )
-    return found
-
-
-def _by_replica(models: Sequence[Document]) -> Counter[tuple[str, str]]:
-    counts = Counter[tuple[str, str]]()
-    for model in models:
-        for figures in model["figures"]:
-            counts[model["backend"], figures["replica"]] += int(figures["requests"])
-    return counts
-
-
 def gates_of(looks: Sequence[Look], bounds: Mapping[str, int]) -> list[Gate]:
     """The gateway's queues; `bounds` are each backend's `max_in_flight`."""
     workers = max([1, *(int((look.overview.get("workers") or {}).get("live", 0)) for look in looks)])
@@ -236,21 +114,6 @@ def gates_of(looks: Sequence[Look], bounds: Mapping[str, int]) -> list[Gate]:
                 )
             )
     return found
-
-
-def limiting_of(before: Look, after: Look, limits: Sequence[str]) -> Limiting | None:
-    """What the limiter refused; None where the gateway's page was not read."""
-    if not after.samples:
-        return None
-    counts = _grown(before.samples, after.samples)
-    whole, refused, hit = 0.0, 0.0, Counter[str]()
-    for (metric, labels), value in _items(counts):
-        if metric == "gateway_requests_total":
-            whole += value
-            refused += value if labels["code"] == LIMITED else 0
-        elif metric == "gateway_limited_total" and value:
-            hit[" per ".join(word for word in (labels.get("kind", ""), labels.get("window", "")) if word)] += int(value)
-    return Limiting(requests=int(whole), refused=int(refused), limits=tuple(limits), hit=hit)
 
 
 def limit_words(limits: Iterable[Document]) -> list[str]:

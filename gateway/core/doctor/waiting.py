@@ -70,7 +70,7 @@ def _slowest(facts: Facts, backend: str, model: str) -> tuple[Setup, Traffic] | 
 
 def _why_late(facts: Facts, setup: Setup, traffic: Traffic) -> tuple[str, str, tuple[str, ...]]:
     instances = setup.instances * facts.servers_of(setup.backend)
-    if setup.delay_us / 1000 >= traffic.queue_ms / 2 and setup.is_batching:
+    if setup.is_batching and traffic.is_held_by(setup.delay_us):
         return (
             f"the delay: {setup.delay_us} us of the mean wait of {traffic.queue_ms:.1f} ms",
             "a shorter delay: a tenth of the time of a batch",

@@ -1,15 +1,16 @@
 """One record per request, for logs and metrics. Never holds bodies, prompts or secrets."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from gateway.core.errors import Fault, GatewayError
+from gateway.core.errors import Fault, FaultKind, GatewayError
 from gateway.core.routing import Plan
 from gateway.core.trace import Trace
 from gateway.core.types import InferenceRequest, Place, Route, Timing, Usage
 from gateway.core.watching.steps import Steps
 
 OK_STATUS = 200
+_ABOUT_INPUT: Final = (FaultKind.REFUSED_INPUT, FaultKind.CONTEXT_TOO_LONG)
 
 
 class Tried(NamedTuple):
@@ -84,8 +85,20 @@ class RequestRecord:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why each place was not taken, or what became of it."""
+        """Why each place was not taken, or what became of it; no words about the input, which may repeat it."""
         refused = (f"{place}: {why}" for place, why in (self.plan.refusals if self.plan else ()))
         at = (f" at {fault.place}" if fault.place else "" for fault in self.faults)
-        tried = (f"attempt{where}: {f.kind.value}: {f.message}" for where, f in zip(at, self.faults, strict=True))
+        tried = (f"attempt{where}: {_words(f)}" for where, f in zip(at, self.faults, strict=True))
         return (*refused, *tried)
+
+    @property
+    def detail(self) -> str:
+        """The error's words; none where they are a backend's about the input, which the caller alone is told."""
+        is_about_input = bool(self.faults) and self.faults[-1].kind in _ABOUT_INPUT
+        return self.error.detail if self.error and not is_about_input else ""
+
+
+def _words(fault: Fault) -> str:
+    if fault.kind in _ABOUT_INPUT:
+        return f"{fault.kind.value} of {fault.field}" if fault.field else fault.kind.value
+    return f"{fault.kind.value}: {fault.message}"

@@ -1,9 +1,12 @@
 """When the steps of a request's walk were, for traces. All instants are of the process's clock, in microseconds."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.core.errors import Fault
 from gateway.core.types import NOTHING_USED, OpenAIPayload, Place, Usage
+
+MAX_EVENT_BYTES: Final = 1_048_576  # some 5,000 events of one token each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class Tried:
         fault: why it failed; `is_dropped`: neither that nor answered whole, as the caller left or another was faster.
         payload: what an LLM was asked; nobody's to write down but where content is recorded.
         body: its answer, where that came whole; the same holds for it.
+        events: the payloads of a streamed answer's events, where content is recorded; the first `MAX_EVENT_BYTES`.
     """
 
     place: Place
@@ -32,6 +36,7 @@ class Tried:
     is_dropped: bool = False
     payload: OpenAIPayload | None = None
     body: bytes = b""
+    events: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Each symptom just below and above its bound; and how documents and pages become facts."""
+"""Each symptom just below and above its bound."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,20 +7,6 @@ import pytest
 
 from gateway.core.doctor import SYMPTOMS, examine
 from gateway.core.doctor.facts import Facts, Gate, Gpu, Latency, Limiting, Request, Server, Setup, Task, Traffic
-from gateway.core.doctor.reading import (
-    Look,
-    Sample,
-    gates_of,
-    gpus_of,
-    latencies_of,
-    limit_words,
-    limiting_of,
-    requests_of,
-    servers_of,
-    setup_of,
-    tasks_of,
-    traffic_of,
-)
 from gateway.core.memory_plan import GIB, Model, plan
 
 NAME = ("triton", "m")
@@ -52,23 +38,25 @@ def test_silent_on_what_is_well():
     assert len(SYMPTOMS) == 11
 
 
-# The load is low, and each waits the delay for nobody: 109 of 100 batches, half of the time.
-LONELY = traffic(requests=109, rows=109, executions=100, queue_s=1.0, compute_s=1.0)
+# The load is low, and each waits the delay for nobody: 109 in 100 batches, a third of the time.
+LONELY = traffic(requests=109, rows=109, executions=100, queue_s=0.5, compute_s=1.0)
+PATIENT = setup(delay_us=4587)  # the mean wait
 
 
 @pytest.mark.parametrize(
     ("one", "seen", "cause"),
     [
-        (SETUP, LONELY, "the load is too low"),
-        (SETUP, replace(LONELY, requests=110, rows=110), ""),
-        (SETUP, replace(LONELY, executions=29, requests=29, rows=29), ""),
-        (SETUP, replace(LONELY, queue_s=0.99), ""),
+        (PATIENT, LONELY, "the load is too low"),
+        (PATIENT, replace(LONELY, requests=110, rows=110), ""),
+        (PATIENT, replace(LONELY, executions=29, requests=29, rows=29), ""),
+        (PATIENT, replace(LONELY, queue_s=0.49), ""),
+        (setup(delay_us=2294), LONELY, "the load is too low"),
+        (setup(delay_us=2293), LONELY, ""),  # the smaller half of the wait: two callers that take turns
         (setup(delay_us=0), LONELY, ""),
-        (setup(is_batching=False), LONELY, ""),
-        (SETUP, replace(LONELY, rows=109 * 4 + 1), ""),  # above half of the largest batch: two do not fit into one
-        (setup(delay_us=0), replace(LONELY, queue_s=10.0, compute_s=10.0), "the delay is 0"),
-        (setup(delay_us=0), replace(LONELY, queue_s=9.9, compute_s=10.0), ""),
-        (SETUP, replace(LONELY, queue_s=10.0, compute_s=10.0), "do not have the same shapes"),
+        (setup(is_batching=False, delay_us=4587), LONELY, ""),
+        (PATIENT, replace(LONELY, rows=109 * 4 + 1), ""),  # above half of the largest batch: two do not fit into one
+        (setup(delay_us=0), replace(LONELY, queue_s=20.0), "do not have the same shapes"),
+        (setup(delay_us=0), replace(LONELY, queue_s=19.9), ""),
     ],
 )
 def test_single_batches(one, seen, cause):
@@ -162,24 +150,24 @@ def test_interactive_behind_batch(gate, seen, requests, is_found):
     assert all("  triton: {max_in_flight: 16}" in one.lines for one in found)
 
 
-# Two instances, two requests there at once, each in a batch of its own.
-SPREAD = traffic(requests=400, rows=400, executions=400, queue_s=2.0, compute_s=18.0)
-# All of one instance's time, batches of 7.2 rows, half of the time waiting.
-FULL = traffic(requests=720, rows=720, executions=100, queue_s=64.8, compute_s=64.8)
+# Three instances, of which 2.5 run batches of 1.24.
+SPREAD = traffic(requests=372, rows=372, executions=300, queue_s=2.0, compute_s=31.0)
+# 80 % of one instance's time, batches of 7.2 rows, six tenths of the time waiting.
+FULL = traffic(requests=720, rows=720, executions=100, queue_s=86.4, compute_s=57.6)
 
 
 @pytest.mark.parametrize(
     ("one", "seen", "is_found"),
     [
-        (setup(instances=2), SPREAD, True),
-        (setup(instances=1), SPREAD, False),
-        (setup(instances=2), replace(SPREAD, queue_s=1.9), False),
-        (setup(instances=2, max_batch_size=3), SPREAD, False),
-        (setup(instances=2), replace(SPREAD, executions=200, rows=800), False),
+        (setup(instances=3), SPREAD, True),
+        (setup(instances=2), SPREAD, False),
+        (setup(instances=3), replace(SPREAD, compute_s=30.9), False),
+        (setup(instances=3, max_batch_size=4), SPREAD, False),
+        (setup(instances=3), replace(SPREAD, requests=375, compute_s=31.3), False),
         (SETUP, FULL, True),
         (SETUP, replace(FULL, rows=719), False),
-        (SETUP, replace(FULL, queue_s=64.7), False),
-        (SETUP, replace(FULL, compute_s=64.7), False),
+        (SETUP, replace(FULL, queue_s=86.3), False),
+        (SETUP, replace(FULL, compute_s=57.5), False),
         (setup(is_batching=False), FULL, False),
     ],
 )
@@ -188,18 +176,21 @@ def test_instances_against_batches(one, seen, is_found):
 
 
 @pytest.mark.parametrize(
-    ("preferred", "sizes", "is_found"),
+    ("preferred", "sizes", "queue_s", "is_found"),
     [
-        ((8,), {4: 30}, True),
-        ((8,), {4: 29}, False),
-        ((8,), {4: 30, 8: 1}, False),
-        ((2, 8), {4: 30}, True),
-        ((2, 4), {4: 30}, False),
-        ((), {4: 30}, False),
+        ((8,), {4: 30}, 2.0, True),
+        ((8,), {4: 30}, 1.99, False),  # below a third of the time, the delay is nothing to speak of
+        ((8,), {4: 29}, 2.0, False),
+        ((8,), {4: 30, 8: 1}, 2.0, False),
+        ((3, 8), {4: 30}, 2.0, True),
+        ((2, 4), {4: 30}, 2.0, False),
+        ((), {4: 30}, 2.0, False),
+        ((3,), {4: 30}, 30.0, True),  # three wait at once
+        ((3,), {4: 30}, 29.9, False),
     ],
 )
-def test_preferred_never_reached(preferred, sizes, is_found):
-    found = symptoms(facts(setup(preferred=preferred), traffic(batch_sizes=sizes)))
+def test_preferred_never_reached(preferred, sizes, queue_s, is_found):
+    found = symptoms(facts(setup(preferred=preferred, delay_us=2500), traffic(batch_sizes=sizes, queue_s=queue_s)))
     assert found == ["preferred-never-reached"] * is_found
 
 
@@ -255,22 +246,25 @@ def test_a_replica_is_hot_as_the_other_is_kept_out():
 
 
 LIMITING = Limiting(requests=200, refused=10, limits=("2 requests per second",))
+IDLE = (Gate(backend="triton", max_in_flight=16, waiting=0),)
 HALF_BUSY = traffic(compute_s=20.0)  # 100 batches of 50 ms in 10 s
 
 
 @pytest.mark.parametrize(
     ("limiting", "seen", "gates", "is_found"),
     [
-        (LIMITING, TRAFFIC, (), True),
-        (replace(LIMITING, refused=9), TRAFFIC, (), False),
-        (replace(LIMITING, requests=201), TRAFFIC, (), False),
-        (LIMITING, HALF_BUSY, (), False),
-        (LIMITING, traffic(compute_s=19.9), (), True),
+        (LIMITING, TRAFFIC, IDLE, True),
+        (LIMITING, TRAFFIC, (), False),  # no worker tells of its queues
+        (LIMITING, TRAFFIC, (replace(IDLE[0], waiting=None),), False),
+        (replace(LIMITING, refused=9), TRAFFIC, IDLE, False),
+        (replace(LIMITING, requests=201), TRAFFIC, IDLE, False),
+        (LIMITING, HALF_BUSY, IDLE, False),
+        (LIMITING, traffic(compute_s=19.9), IDLE, True),
         (LIMITING, TRAFFIC, (Gate(backend="llm", max_in_flight=16, waiting=0, in_flight=7),), True),
         (LIMITING, TRAFFIC, (Gate(backend="llm", max_in_flight=16, waiting=0, in_flight=8),), False),
         (LIMITING, TRAFFIC, (Gate(backend="llm", max_in_flight=16, waiting=1, in_flight=7),), False),
         (LIMITING, None, (), False),  # of whose capacity nothing is known
-        (None, TRAFFIC, (), False),
+        (None, TRAFFIC, IDLE, False),
     ],
 )
 def test_refused_below_capacity(limiting, seen, gates, is_found):
@@ -303,140 +297,3 @@ def test_what_is_wrong_with_a_file_is_told_once_errors_first():
     seen = facts(wrong, servers=(server("a", 100), server("b", 0)))
     found = examine(replace(seen, setups=(wrong, replace(wrong, backend="local"))))
     assert [(one.symptom, one.subject) for one in found] == [("llm-batched", "triton/m"), ("hot-replica", "triton@a")]
-
-
-# --- reading ---------------------------------------------------------------------------------------------
-
-
-def test_a_configuration_of_triton():
-    config = {
-        "name": "m",
-        "max_batch_size": 8,
-        "dynamic_batching": {
-            "preferred_batch_size": [4],
-            "max_queue_delay_microseconds": "500",
-            "default_queue_policy": {"default_timeout_microseconds": "100"},
-        },
-        "instance_group": [{"count": 2}, {}],
-    }
-    found = setup_of(config, backend="triton", file="f")
-    assert found == Setup(
-        backend="triton",
-        model="m",
-        file="f",
-        max_batch_size=8,
-        is_batching=True,
-        delay_us=500,
-        preferred=(4,),
-        queue_timeout_us=100,
-        instances=3,
-    )
-    config["dynamic_batching"]["preferred_batch_size"] = [8]  # what a server fills in
-    assert setup_of(config, backend="triton").preferred == ()
-
-
-def test_tasks_and_their_places():
-    rules = [
-        {
-            "match": {"task": "t"},
-            "split": [{"backend": "a", "model": "m"}],
-            "fallback": [{"backend": "b", "model": "m"}],
-        },
-        {"match": {"task": "other"}, "split": [{"backend": "c", "model": "m"}]},
-        {"split": [{"backend": "d", "model": "*"}]},
-        {"enabled": False, "split": [{"backend": "e", "model": "m"}]},
-    ]
-    (found,) = tasks_of({"t": (5, 3)}, rules, frozenset({"t"}))
-    places = (("a", "m"), ("b", "m"), ("d", "*"))
-    assert found == Task(name="t", timeout_ms=5, attempt_timeout_ms=3, is_sequence=True, places=places)
-
-
-def page(**values: float) -> tuple[Sample, ...]:
-    model = {"backend": "triton", "model": "m", "version": "1"}
-    more = {"requests": {"outcome": "ok"}, "queue": {"stage": "queue"}, "infer": {"stage": "compute_infer"}}
-    names = {"queue": "seconds", "infer": "seconds"}
-    found = [
-        Sample(name=f"gateway_model_{names.get(name, name)}", labels=model | more.get(name, {}), value=value)
-        for name, value in values.items()
-        if not name.startswith("of_")
-    ]
-    sizes = {"backend": "triton", "model": "m"}
-    found += [
-        Sample(name="gateway_model_batch_executions", labels=sizes | {"batch_size": name[3:]}, value=value)
-        for name, value in values.items()
-        if name.startswith("of_")
-    ]
-    return tuple(found)
-
-
-def test_traffic_is_what_has_come_between_the_looks():
-    before = Look(at_s=5, samples=page(requests=10, inferences=20, executions=5, queue=1.0, infer=2.0, of_4=5))
-    after = Look(
-        at_s=15, samples=page(requests=30, inferences=60, executions=15, queue=1.5, infer=4.0, of_4=15, of_8=1)
-    )
-    (found,) = traffic_of(before, after).values()
-    sizes = {4: 10, 8: 1}
-    assert found == Traffic(
-        window_s=10, requests=20, rows=40, executions=10, queue_s=0.5, compute_s=2.0, batch_sizes=sizes
-    )
-    assert (found.joined, found.mean_batch, found.queue_share, found.present) == (2, 4, 0.2, 0.25)
-    assert found.busy == pytest.approx(10 * 0.1 / 10)
-    assert traffic_of(after, replace(after, at_s=20)) == {}
-    restarted = traffic_of(after, replace(before, at_s=25))
-    assert restarted["triton", "m"].requests == 10
-
-
-def test_requests_of_the_window():
-    document = {"at_ms": 10, "key": "k", "priority": "batch", "code": "ok", "place": "triton/m:1@a:1", "total_ms": 2}
-    found = requests_of([document, {**document, "at_ms": 9}], since_ms=10)
-    assert [(one.backend, one.model, one.priority, one.stands_for) for one in found] == [("triton", "m", "batch", 1)]
-
-
-def test_servers_and_gates():
-    def look(at_s: float, a: int, waiting: int | None) -> Look:
-        figures = [{"replica": "a", "requests": a}, {"replica": "b", "requests": 7}]
-        states = [
-            {"replica": "a", "live": True, "in_flight": 3, "shut": [], "switches": []},
-            {"replica": "b", "live": False, "in_flight": None, "shut": ["breaker open"], "switches": ["s1"]},
-        ]
-        backend = {"backend": "triton", "is_on": True, "waiting": waiting, "replicas": states}
-        overview = {"workers": {"live": 2}, "by": []}
-        return Look(
-            at_s=at_s, models=[{"backend": "triton", "figures": figures}], backends=[backend], overview=overview
-        )
-
-    first, second = look(0, 10, None), look(10, 30, 4)
-    assert servers_of(first, second) == [
-        Server(backend="triton", replica="a", requests=20),
-        Server(backend="triton", replica="b", requests=0, is_live=False, shut=("breaker open", "switch s1")),
-    ]
-    (gate,) = gates_of((first, second), {"triton": 16, "off": 16})
-    assert gate == Gate(backend="triton", max_in_flight=16, waiting=4, in_flight=3, workers=2, servers=2)
-    assert gate.use == 3 / 64
-
-
-def test_limits():
-    def look(ok: int, refused: int) -> Look:
-        counts = [
-            Sample(name="gateway_requests_total", labels={"code": code}, value=value)
-            for code, value in (("ok", ok), ("rate_limited", refused), ("queue_full", 1))
-        ]
-        hit = Sample(name="gateway_limited_total", labels={"kind": "requests", "window": "minute"}, value=refused)
-        return Look(at_s=0, samples=(*counts, hit))
-
-    found = limiting_of(look(10, 2), look(20, 7), ["60 requests per minute"])
-    assert found == Limiting(requests=15, refused=5, limits=("60 requests per minute",), hit={"requests per minute": 5})
-    assert limiting_of(Look(at_s=0), Look(at_s=1), []) is None
-    words = limit_words([{"per": "day", "usd": 2.5}, {"concurrent": 4, "task": "t"}, {"concurrent": 4, "task": "t"}])
-    assert words == ["2.5 usd per day", "4 concurrent of t"]
-
-
-def test_gpus_and_times():
-    memory = [
-        Sample(name=f"nv_gpu_memory_{name}_bytes", labels={"gpu_uuid": "G"}, value=value)
-        for name, value in (("used", 5), ("total", 9))
-    ]
-    assert gpus_of(Look(at_s=0, servers={"http://a": memory})) == [Gpu(name="GPU G of http://a", used=5, total=9)]
-    series = {"task": "t", "backend": "b", "model": "m", "requests": 3, "p99_ms": 2.5}
-    found = latencies_of({"by": [series, {**series, "backend": ""}, {**series, "p99_ms": None}]})
-    assert found == [Latency(task="t", backend="b", model="m", requests=3, p99_ms=2.5)]

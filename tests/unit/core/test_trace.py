@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.core.trace import incoming
+from gateway.core.trace import incoming, is_sampled
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GOOD = f"00-{TRACE}-{SPAN}-01"
@@ -71,3 +71,10 @@ def test_of_the_flags_only_those_that_are_known_are_sent_on(given, sent):
 def test_a_state_that_is_not_valid_is_dropped_and_the_trace_goes_on(given, sent):
     told = dict(incoming({"traceparent": GOOD, "tracestate": given}).headers())
     assert told == {"traceparent": GOOD} | ({} if sent is None else {"tracestate": sent})
+
+
+@pytest.mark.parametrize(("flags", "told"), [("00", False), ("01", True), ("02", False), ("03", True)])
+def test_whether_others_are_to_record(flags, told):
+    trace = incoming({"traceparent": GOOD[:-2] + flags})
+    assert is_sampled(trace.headers()) is told
+    assert not is_sampled(())

@@ -1,6 +1,6 @@
 """docker-compose.yml, the Dockerfiles and what they mount, held against each other and against what they promise.
 
-tests/integration/test_compose.py runs the services.
+tests/e2e/test_compose.py runs the services.
 """
 
 import re
