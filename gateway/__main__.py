@@ -11,6 +11,7 @@ from gateway.cli import (
     doctor,
     explain,
     keys,
+    load,
     models,
     overview,
     requests,
@@ -29,7 +30,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-for commands in (stack.app, serve.app, overview.app, doctor.app, explain.app, backends.workers_app, usage.app):
+for commands in (
+    stack.app,
+    serve.app,
+    overview.app,
+    doctor.app,
+    load.app,
+    explain.app,
+    backends.workers_app,
+    usage.app,
+):
     app.registered_commands += commands.registered_commands
 app.add_typer(rules.app, name="rules")
 app.add_typer(switches.app, name="switches")

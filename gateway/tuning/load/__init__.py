@@ -1,1 +1,1 @@
-"""Traffic from one process, measured: `gateway load`."""
+"""Offering load: who is asked (targets), when (the runner), and how much can be borne (finding)."""
