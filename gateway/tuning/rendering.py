@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from html import escape
 from typing import Any, Final
@@ -19,6 +19,7 @@ _TIMES: Final = tuple(one.name for one in fields(Percentiles))
 _SHARES: Final = {"p50": 0.301, "p90": 1.0, "p95": 1.301, "p99": 2.0, "p99_9": 3.0, "max": 3.7}
 """Where a percentile stands on its axis: each further nine at the same distance (-log10 of what is above)."""
 _FINE_MS: Final = 10.0
+_MOST_SIZES: Final = 6  # of batches that a table names; pictures have all
 
 CSV_COLUMNS: Final = (
     *("run", "kind", "class", "seconds", "slo_ms", "sent", "ok", "failed", "unfinished"),
@@ -34,8 +35,7 @@ def table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [_plain(report.title), _classes_table(report)]
     if any(one.first_token for one in classes_of(report)):
         parts.append(_streams_table(report))
-    wrong = [one for one in classes_of(report) if set(one.codes) - {OK} or one.unfinished]
-    if wrong:
+    if wrong := _wrong(report):
         parts.append(_ends_table(wrong))
     if report.servers:
         parts.append(_servers_table(report.servers))
@@ -61,7 +61,11 @@ def csv_text(*reports: Report) -> str:
 def html_text(reports: Sequence[Report]) -> str:
     """A page with all of them; several are compared first."""
     title = reports[0].title if len(reports) == 1 else f"{len(reports)} runs"
-    body = "".join([_comparison(reports) if len(reports) > 1 else "", *(_section(one) for one in reports)])
+    body = (
+        _section(reports[0])
+        if len(reports) == 1
+        else "".join([_comparison(reports), *(f"<h2>{escape(one.title)}</h2>{_section(one)}" for one in reports)])
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -118,7 +122,7 @@ def _servers_table(servers: Sequence[ServerReport]) -> Table:
 def _empty(*headings: str) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, heading in enumerate(headings):
-        is_name = index == 0 or heading == "ended with"
+        is_name = index == 0 or heading in ("ended with", "executions by rows")
         made.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     return made
 
@@ -151,7 +155,6 @@ def _stream_cells(one: ClassReport) -> list[str]:
 
 
 def _server_cells(one: ServerReport) -> list[str]:
-    sizes = ", ".join(f"{rows}: {count:,}" for rows, count in sorted(one.batch_sizes.items()))
     return [
         f"{one.backend}/{one.model}",
         f"{one.executions:,}",
@@ -160,8 +163,20 @@ def _server_cells(one: ServerReport) -> list[str]:
         ms(one.compute_ms),
         f"{one.queue_share:.0%}",
         "-" if one.busy is None else f"{one.busy:.0%}",
-        sizes or "-",
+        _sizes(one.batch_sizes) or "-",
     ]
+
+
+def _sizes(counts: Mapping[int, int]) -> str:
+    """The most frequent, by their rows."""
+    often = sorted(counts, key=lambda rows: counts[rows], reverse=True)[:_MOST_SIZES]
+    told = [f"{rows}: {counts[rows]:,}" for rows in sorted(often)]
+    return ", ".join([*told, "..."] if len(counts) > _MOST_SIZES else told)
+
+
+def _wrong(report: Report) -> list[ClassReport]:
+    """The classes with other ends than right answers."""
+    return [one for one in classes_of(report) if set(one.codes) - {OK} or one.unfinished]
 
 
 def _ends(one: ClassReport) -> list[tuple[str, int]]:
@@ -205,7 +220,7 @@ def _section(report: Report) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     classes = classes_of(report)
     streams = [_stream_cells(one) for one in classes if one.first_token]
-    ends = [[one.name, f"{count:,}", code] for one in classes for code, count in _ends(one)]
+    ends = [[one.name, f"{count:,}", code] for one in _wrong(report) for code, count in _ends(one)]
     tables = [
         _html_table(
             ("class", "sent", "offered/s", "answered/s", "goodput/s", *_latency_headings("ms")),
@@ -216,7 +231,7 @@ def _section(report: Report) -> str:
         _html_table(_SERVER_HEADINGS[:-1], [_server_cells(one)[:-1] for one in report.servers]),  # the last is drawn
     ]
     return (
-        f"<section><h2>{escape(report.title)}</h2>{setting}{cost}{''.join(tables)}"
+        f"<section>{setting}{cost}{''.join(tables)}"
         f"{f'<ul class=notes>{notes}</ul>' if notes else ''}"
         f'<div class="charts">{"".join(_charts(report))}</div></section>'
     )

@@ -62,9 +62,9 @@ def main(seconds: float = typer.Option(5.0, help="Length of each run."), respond
         uvloop.run(respond(responder))
         return
     cores, port = sorted(os.sched_getaffinity(0)), free_port()
-    console = Console()
+    console = Console(width=100)
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
-    table = Table("asked", "offered/s", "answered/s", "us each", "p50 ms", "p99 ms", "sent late by")
+    table = Table("asked", "offered/s", "answered/s", "us each", "p50 ms", "p99 ms", "sent late by p99")
     command = (sys.executable, "-m", "tests.bench.load_generator", "--responder", str(port))
     with subprocess.Popen(("taskset", "-c", str(cores[0]), *command), stdout=subprocess.PIPE) as server:
         server.stdout.readline()
@@ -76,7 +76,7 @@ def main(seconds: float = typer.Option(5.0, help="Length of each run."), respond
                     report, each_us = own.run(offer(port, traffic, seconds))
                 whole = report.whole
                 assert whole.codes == {"ok": whole.sent}, whole.codes
-                late = report.setting["generator"].partition("late by ")[2]
+                late = report.setting["generator"].partition("late by p99 ")[2]
                 what = f"{traffic.rate:,.0f}/s {traffic.arrivals}" if traffic.is_open else "32 callers"
                 figures = (f"{whole.offered:,.0f}", f"{whole.qps:,.0f}", f"{each_us:.0f}")
                 table.add_row(what, *figures, f"{whole.latency.p50:.2f}", f"{whole.latency.p99:.2f}", late or "-")

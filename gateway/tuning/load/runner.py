@@ -61,6 +61,7 @@ class _Seen:
 
     late_s: "array[float]" = field(default_factory=lambda: array("d"))
     sent: int = 0
+    unsent: int = 0
     answered: int = 0
     failed: int = 0
     repeated: int = 0
@@ -160,6 +161,13 @@ class _Run:
         self._over = asyncio.Event()  # no more is asked
         self._under_way: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        ways = [
+            zip(arrivals(lane.traffic, lane.rng, duration_s=whole_s), itertools.repeat(lane))
+            for lane in lanes
+            if lane.traffic.is_open
+        ]
+        self._to_come: Iterator[tuple[float, _Lane]] = heapq.merge(*ways, key=itemgetter(0))
+        self._next: Sequence[tuple[float, _Lane]] = ()  # is waited for
 
     async def play(self, grace_s: float) -> float:
         """Run; how many seconds it was until no more was asked."""
@@ -173,46 +181,60 @@ class _Run:
         ending = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({ending}, timeout=self._whole_s)
-            ended_s = time.monotonic() - self._start
-            await _cancelled([pacing])
             self._over.set()
-            if self._under_way:
-                await self._drain(set(self._under_way), grace_s)
+            ended_s = self._whole_s
+            if self._stop.is_set():
+                ended_s = min(ended_s, time.monotonic() - self._start)
+                await _cancelled([pacing])
+            await self._drain({pacing}, grace_s)
         finally:
             await _cancelled([pacing, *self._under_way, ending, watching])
         self.played_s = time.monotonic() - self._start
         if self._failure is not None:
             raise self._failure
+        self._count_unsent(ended_s)
         return ended_s
 
-    async def _drain(self, under_way: set[asyncio.Task[None]], grace_s: float) -> None:
-        """Wait for what is under way, at most so long; a stop cuts it short."""
-        waiting = asyncio.create_task(asyncio.wait(under_way, timeout=grace_s))
+    def _count_unsent(self, ended_s: float) -> None:
+        """What was due and never sent, as the generator did not keep up, was due all the same: it is unfinished."""
+        for due_s, lane in itertools.chain(self._next, self._to_come):
+            if due_s >= ended_s:
+                return
+            lane.tally.due(due_s)
+            self.seen.unsent += 1
+
+    async def _drain(self, pacing: set[asyncio.Task[None]], grace_s: float) -> None:
+        """Wait until all is sent and answered, at most so long; a stop cuts it short."""
+
+        async def last_answers() -> None:
+            await asyncio.wait(pacing)
+            while self._under_way:
+                await asyncio.wait(set(self._under_way))
+
+        waiting = asyncio.create_task(last_answers())
         hurry = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            await asyncio.wait(under_way, timeout=HURRIED_GRACE_S)
+        await asyncio.wait({waiting, hurry}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurry.done() and not waiting.done():
+            await asyncio.wait({waiting}, timeout=min(grace_s, HURRIED_GRACE_S))
         await _cancelled([waiting, hurry])
 
     async def _pace(self) -> None:
         """Begin the requests of all open classes when they are due."""
-        ways = [
-            zip(arrivals(lane.traffic, lane.rng, duration_s=self._whole_s), itertools.repeat(lane))
-            for lane in self._lanes
-            if lane.traffic.is_open
-        ]
-        merged: Iterator[tuple[float, _Lane]] = heapq.merge(*ways, key=itemgetter(0))
         in_a_row = 0
         with Alarm() as alarm:
-            for due_s, lane in merged:
+            for due_s, lane in self._to_come:
                 due = self._start + due_s
                 if time.monotonic() < due:
                     in_a_row = 0
+                    self._next = ((due_s, lane),)
                     await alarm.until(due)
-                elif (in_a_row := in_a_row + 1) >= BURST:
+                    self._next = ()
+                lane.tally.due(due_s)
+                self.seen.sent += 1
+                self._spawn(self._open(lane, due))
+                if (in_a_row := in_a_row + 1) >= BURST:
                     in_a_row = 0
                     await asyncio.sleep(0)
-                self._spawn(self._open(lane, due))
 
     def _spawn(self, one: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(one)
@@ -233,7 +255,10 @@ class _Run:
         """A caller of a closed class: asks, waits, thinks."""
         think_s = lane.traffic.think_ms / 1e3
         while not self._over.is_set():
-            outcome = await self._one(lane, time.monotonic())
+            due = time.monotonic()
+            lane.tally.due(due - self._start)
+            self.seen.sent += 1
+            outcome = await self._one(lane, due)
             pause_s = think_s if outcome.code == OK else max(think_s, FAILED_PAUSE_S)
             if pause_s:
                 with contextlib.suppress(TimeoutError):
@@ -241,10 +266,7 @@ class _Run:
                         await self._over.wait()
 
     async def _one(self, lane: _Lane, due: float) -> Outcome:
-        due_s = due - self._start
-        lane.tally.due(due_s)
-        seen = self.seen
-        seen.sent += 1
+        due_s, seen = due - self._start, self.seen
         outcome = await lane.target.send(due)
         ended_s = (outcome.ended_at or time.monotonic()) - self._start
         lane.tally.ended(due_s, ended_s, outcome.code)
@@ -334,9 +356,11 @@ def _notes(
         )
     if late and late.p99 > max(LATE_MS, LATE_SHARE * (p50 or 0.0)):
         yield (
-            f"the generator was late by p99 {late.p99:.1f} ms: it was a bottleneck itself, "
-            "and latencies, which are counted from when requests were due, have that in them"
+            f"the generator was late by p99 {late.p99:.1f} ms: it was the bottleneck, or had no processor in time; "
+            "latencies are counted from when requests were due, and have that in them"
         )
+    if seen.unsent:
+        yield f"{seen.unsent} requests were due and never sent, as the generator did not keep up: they are unfinished"
     if seen.repeated:
         yield f"{seen.repeated} answers had been made for earlier requests (a cache): the servers were spared them"
     if seen.put_off:

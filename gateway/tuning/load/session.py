@@ -72,7 +72,9 @@ async def find(
         async def attempt(load: float) -> Report:
             traffic = with_load(part.traffic, load)
             of_load = replace(plan, parts=(replace(part, traffic=replace(traffic, slo_ms=slo.ms)),))
-            return await _measured(of_load, title=load_words(load, is_whole), on_progress=on_progress, stop=stop)
+            return await _measured(
+                of_load, title=load_words(load, is_whole=is_whole), on_progress=on_progress, stop=stop
+            )
 
         start = float(part.traffic.concurrency or part.traffic.rate)
         async for step in finding.steps(attempt, slo, start=start, is_whole=is_whole):
@@ -90,9 +92,11 @@ def with_load(traffic: TrafficClass, load: float) -> TrafficClass:
     return replace(traffic, rate=load) if traffic.is_open else replace(traffic, concurrency=int(load))
 
 
-def load_words(load: float, is_whole: bool) -> str:  # noqa: FBT001 - a word beside a number
+def load_words(load: float, *, is_whole: bool) -> str:
     """A load for readers."""
-    return f"{load:g} callers" if is_whole else f"{load:g} requests/s"
+    if not is_whole:
+        return f"{load:g} requests/s"
+    return "1 caller" if load == 1 else f"{load:g} callers"
 
 
 def step_words(step: Step, slo: Slo, *, is_whole: bool) -> str:
@@ -100,7 +104,7 @@ def step_words(step: Step, slo: Slo, *, is_whole: bool) -> str:
     whole = step.report.whole
     word = "held" if step.is_held else "not held"
     return (
-        f"{load_words(step.load, is_whole)}: {slo} {word}: {slo.share(whole) * 100:.2f} % in time, "
+        f"{load_words(step.load, is_whole=is_whole)}: {slo} {word}: {slo.share(whole) * 100:.2f} % in time, "
         f"{whole.goodput:,.1f}/s"
     )
 
@@ -108,12 +112,12 @@ def step_words(step: Step, slo: Slo, *, is_whole: bool) -> str:
 def found_words(found: Found, slo: Slo, *, is_whole: bool) -> str:
     """The end of a search in one line."""
     if found.held is None:
-        tried = f"; {load_words(found.broke.load, is_whole)} did not" if found.broke else ""
+        tried = f"; {load_words(found.broke.load, is_whole=is_whole)} did not" if found.broke else ""
         return f"no load was found that holds {slo}{tried}"
-    beyond = f"; {load_words(found.broke.load, is_whole)} did not" if found.broke else ""
+    beyond = f"; {load_words(found.broke.load, is_whole=is_whole)} did not" if found.broke else ""
     held = found.held
     return (
-        f"{load_words(held.load, is_whole)} held {slo} ({held.report.whole.goodput:,.1f}/s in time){beyond}; "
+        f"{load_words(held.load, is_whole=is_whole)} held {slo} ({held.report.whole.goodput:,.1f}/s in time){beyond}; "
         f"{len(found.steps)} steps"
     )
 
@@ -205,7 +209,9 @@ def _traffic_words(one: TrafficClass) -> str:
         ramp = f" rising to {one.ramp_to:g}" if one.ramp_to > one.rate else f" falling to {one.ramp_to:g}"
         how = f"{one.rate:g}{ramp if one.ramp_to else ''} requests/s, {one.arrivals}"
     else:
-        how = f"{one.concurrency} callers" + (f" who think {one.think_ms:g} ms" if one.think_ms else "")
+        how = load_words(one.concurrency, is_whole=True) + (
+            f" with {one.think_ms:g} ms of thought" if one.think_ms else ""
+        )
     rows = f", {one.rows} rows each" if one.rows > 1 else ""
     slo = f", SLO {one.slo_ms:g} ms" if one.slo_ms else ""
     return f"{how}{rows}, {one.priority}{slo}"

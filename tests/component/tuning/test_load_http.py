@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -269,3 +270,22 @@ async def test_a_model_that_is_not_there_is_told_before_anything_is_sent():
     with pytest.raises(AskError, match="grpc: 127"):
         async with targets.clients() as clients:
             await clients.target(Ask(grpc=f"127.0.0.1:{free_port()}", tensor="m"), TrafficClass(rate=1))
+
+
+async def test_what_the_generator_never_came_to_send_was_due_all_the_same():
+    class Hog:
+        """Takes the processor from the generator."""
+
+        async def send(self, _due, /):
+            end = time.monotonic() + 0.05
+            while time.monotonic() < end:
+                pass
+            return Outcome()
+
+    traffic = TrafficClass(rate=1000, arrivals="constant")
+    found = await runner.run(Hog(), [traffic], duration_s=0.3, grace_s=0.0)
+    whole = found.whole
+    assert whole.sent == 299
+    assert sum(whole.codes.values()) + whole.unfinished == 299
+    assert whole.unfinished > 0
+    assert any("never sent" in note for note in found.notes)

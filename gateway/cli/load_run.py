@@ -1,0 +1,165 @@
+"""`gateway load` once its options are read: the measurement, how it goes, and what is shown of it."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, say, stack_told
+from gateway.cli.load_plan import Given, plan_of
+from gateway.cli.show import is_terminal, show, show_json
+from gateway.tuning import rendering
+from gateway.tuning.load import runner, session
+from gateway.tuning.load.asks import AskError
+from gateway.tuning.load.finding import Found, Step
+from gateway.tuning.load.runner import OnProgress
+from gateway.tuning.load.session import Plan
+from gateway.tuning.report import Report
+from gateway.tuning.slo import Slo, parse_slo
+from gateway.tuning.traffic import TrafficError
+
+_Result = TypeVar("_Result")
+
+
+def offer(given: Given, *, csv: Path | None, html: Path | None, as_json: bool, yes: bool) -> None:
+    """Measure, show, and end the command with its exit code."""
+    if given.find and not given.slo:
+        raise Failure("--find: raises load until an SLO breaks: give one (--slo)", EXIT_USAGE)
+    for path in (csv, html):
+        if path is not None and not path.parent.is_dir():
+            raise Failure(f"{path}: there is no such folder", EXIT_USAGE)
+    with _refused():
+        plan = plan_of(given, stack_told())
+        wanted = parse_slo(given.slo) if given.slo else Slo(ms=0.0)
+        _allowed(plan, yes=yes)
+        files = Files(csv=csv, html=html)
+        if given.find:
+            found = _run(_find(plan, wanted, is_quiet=as_json))
+            _tell_found(found, wanted, plan, files=files, as_json=as_json)
+        else:
+            report = _run(_measure(plan, is_quiet=as_json))
+            _tell(report, wanted, plan, files=files, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What is written beside what is shown."""
+
+    csv: Path | None
+    html: Path | None
+
+    def write(self, reports: Sequence[Report]) -> None:
+        """Write them."""
+        for path, text in ((self.csv, rendering.csv_text), (self.html, lambda *given: rendering.html_text(given))):
+            if path is not None and reports:
+                try:
+                    path.write_text(text(*reports), encoding="utf-8")
+                except OSError as error:
+                    raise Failure(f"{path}: {error.strerror}", EXIT_USAGE) from error
+
+
+def _tell(report: Report, slo: Slo, plan: Plan, *, files: Files, as_json: bool) -> None:
+    files.write([report])
+    broken = session.broken(plan, report, percent=slo.percent)
+    if as_json:
+        show_json(report.as_json())
+    else:
+        show(rendering.table(report))
+        for line in _verdicts(plan, report, slo):
+            say(line)
+    if session.is_unreached(report):
+        raise Failure(f"nobody answers: {', '.join(sorted(report.whole.codes))}", EXIT_UNREACHABLE)
+    raise typer.Exit(EXIT_REFUSED if broken else 0)
+
+
+def _tell_found(found: Found, slo: Slo, plan: Plan, *, files: Files, as_json: bool) -> None:
+    reports = [step.report for step in found.steps]
+    files.write(reports)
+    is_whole = not plan.parts[0].traffic.is_open
+    if as_json:
+        show_json(session.found_json(found, slo, is_whole=is_whole))
+    else:
+        for report in reports[-1:]:
+            show(rendering.table(found.held.report if found.held else report))
+        say(session.found_words(found, slo, is_whole=is_whole))
+    if reports and session.is_unreached(reports[-1]):
+        raise Failure(f"nobody answers: {', '.join(sorted(reports[-1].whole.codes))}", EXIT_UNREACHABLE)
+    raise typer.Exit(0 if found.held else EXIT_REFUSED)
+
+
+def _verdicts(plan: Plan, report: Report, slo: Slo) -> Iterator[str]:
+    classes = report.classes or (report.whole,)
+    for part, one in zip(plan.parts, classes, strict=True):
+        if part.traffic.slo_ms:
+            wanted = replace(slo, ms=part.traffic.slo_ms)
+            word = "held" if wanted.is_held(one) else "not held"
+            share = wanted.share(one) * 100
+            yield f"SLO {wanted} {word}: {one.name}: {share:.2f} % of {one.sent:,} had a right answer within it"
+
+
+async def _measure(plan: Plan, *, is_quiet: bool) -> Report:
+    with _shown(is_quiet=is_quiet) as on_progress:
+        return await session.measure(plan, on_progress=on_progress)
+
+
+async def _find(plan: Plan, slo: Slo, *, is_quiet: bool) -> Found:
+    is_whole = not plan.parts[0].traffic.is_open
+
+    def on_step(step: Step) -> None:
+        if not is_quiet:
+            say(session.step_words(step, slo, is_whole=is_whole), err=True)
+
+    with _shown(is_quiet=is_quiet) as on_progress:
+        return await session.find(plan, slo, on_progress=on_progress, on_step=on_step)
+
+
+def _run(work: Coroutine[Any, Any, _Result]) -> _Result:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as own:
+        return own.run(work)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    try:
+        yield
+    except (AskError, TrafficError, ValueError) as error:
+        raise Failure(str(error), EXIT_USAGE) from error
+
+
+@contextmanager
+def _shown(*, is_quiet: bool) -> Iterator[OnProgress | None]:
+    """How it goes, on stderr where somebody sees it."""
+    console = Console(stderr=True)
+    if is_quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("begins")
+
+        def on_progress(now: runner.Progress) -> None:
+            told = (
+                f"{min(now.at_s, now.whole_s):.0f}/{now.whole_s:.0f} s  {now.answered_per_s:,.0f}/s  "
+                f"p50 {rendering.ms(now.p50)} p99 {rendering.ms(now.p99)} ms  "
+                f"{now.failed:,} failed  {now.in_flight:,} under way"
+            )
+            progress.update(bar, completed=now.at_s, total=now.whole_s, description=told)
+
+        yield on_progress
+
+
+def _allowed(plan: Plan, *, yes: bool) -> None:
+    """Load on other machines than this one must be meant."""
+    others = sorted(host for host in plan.hosts if not session.is_loopback(host))
+    if yes or not others:
+        return
+    question = f"put load on {', '.join(others)}?"
+    if not is_terminal() or not typer.confirm(question, err=True):
+        raise Failure(f"{', '.join(others)}: not this machine; --yes says that it may be put under load", EXIT_USAGE)
