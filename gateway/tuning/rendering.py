@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from html import escape
 from typing import Any, Final
@@ -19,6 +20,7 @@ _TIMES: Final = tuple(one.name for one in fields(Percentiles))
 _SHARES: Final = {"p50": 0.301, "p90": 1.0, "p95": 1.301, "p99": 2.0, "p99_9": 3.0, "max": 3.7}
 """Where a percentile stands on its axis: each further nine at the same distance (-log10 of what is above)."""
 _FINE_MS: Final = 10.0
+_WIDEST_HEADING: Final = 7  # where words allow it
 _MOST_SIZES: Final = 6  # of batches that a table names; pictures have all
 
 CSV_COLUMNS: Final = (
@@ -32,7 +34,7 @@ CSV_COLUMNS: Final = (
 
 def table(report: Report) -> RenderableType:
     """A report for the terminal."""
-    parts: list[RenderableType] = [_plain(report.title), _classes_table(report)]
+    parts: list[RenderableType] = [_plain(report.title), *_classes_tables(report)]
     if any(one.first_token for one in classes_of(report)):
         parts.append(_streams_table(report))
     if wrong := _wrong(report):
@@ -89,11 +91,13 @@ def ms(value: float | None) -> str:
 # --- the terminal ---------------------------------------------------------------------------------
 
 
-def _classes_table(report: Report) -> Table:
-    made = _empty("class", "sent", "offered/s", "answered/s", "goodput/s", *_latency_headings("ms"))
-    for one in classes_of(report):
-        made.add_row(*(_plain(cell) for cell in _class_cells(one)))
-    return made
+def _classes_tables(report: Report) -> Iterator[Table]:
+    """Two, as one would be wider than a terminal."""
+    for name, columns in (("class", slice(1, _RATES)), ("latency, ms", slice(_RATES, None))):
+        made = _empty(name, *(heading.removesuffix(" ms") for heading in _CLASS_HEADINGS[columns]))
+        for one in classes_of(report):
+            made.add_row(_plain(one.name), *(_plain(cell) for cell in _class_cells(one)[columns]))
+        yield made
 
 
 def _streams_table(report: Report) -> Table:
@@ -122,8 +126,9 @@ def _servers_table(servers: Sequence[ServerReport]) -> Table:
 def _empty(*headings: str) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, heading in enumerate(headings):
-        is_name = index == 0 or heading in ("ended with", "executions by rows")
-        made.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+        is_name = index == 0 or heading in ("ended with", "batches by rows")
+        words = textwrap.fill(heading, _WIDEST_HEADING, break_long_words=False)
+        made.add_column(words, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     return made
 
 
@@ -134,14 +139,15 @@ def _plain(text: str) -> Text:
 
 # --- cells, for the terminal and the page ----------------------------------------------------------
 
+_CLASS_HEADINGS: Final = (
+    *("class", "sent", "offered/s", "answered/s", "goodput/s"),
+    *(f"{name.replace('_', '.')} ms" for name in _TIMES if name != "mean"),
+)
+_RATES: Final = 5  # the columns before latencies
 _STREAM_HEADINGS: Final = (*("class", "first token p50 ms", "p99 ms", "between tokens p50 ms", "p99 ms", "tokens/s"),)
 _SERVER_HEADINGS: Final = (
-    *("model", "executions", "mean batch", "queue ms", "compute ms", "queue share", "busy", "executions by rows"),
+    *("model", "batches", "mean batch", "queue ms", "compute ms", "queue share", "busy", "batches by rows"),
 )
-
-
-def _latency_headings(unit: str) -> list[str]:
-    return [f"{name.replace('_', '.')} {unit}" for name in _TIMES if name != "mean"]
 
 
 def _class_cells(one: ClassReport) -> list[str]:
@@ -223,7 +229,7 @@ def _section(report: Report) -> str:
     ends = [[one.name, f"{count:,}", code] for one in _wrong(report) for code, count in _ends(one)]
     tables = [
         _html_table(
-            ("class", "sent", "offered/s", "answered/s", "goodput/s", *_latency_headings("ms")),
+            _CLASS_HEADINGS,
             [_class_cells(one) for one in classes],
         ),
         _html_table(_STREAM_HEADINGS, streams),
@@ -270,7 +276,7 @@ def _charts(report: Report) -> list[str]:
             f"Batches of {one.backend}/{one.model}",
             [(str(rows), float(count)) for rows, count in sorted(one.batch_sizes.items())],
             x=Axis(name="rows in a batch"),
-            y=Axis(name="executions"),
+            y=Axis(name="batches"),
         )
         for one in report.servers
     ]
@@ -300,7 +306,7 @@ def _comparison(reports: Sequence[Report]) -> str:
         x=Axis(name="right answers per second"),
         y=Axis(name="latency (ms)"),
     )
-    headings = ("run", "sent", "offered/s", "answered/s", "goodput/s", *_latency_headings("ms"))
+    headings = ("run", *_CLASS_HEADINGS[1:])
     return f'{_html_table(headings, rows)}<div class="charts">{picture}</div>'
 
 

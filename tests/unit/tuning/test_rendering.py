@@ -49,8 +49,8 @@ def report(*, title="a run", names=("people", "bulk")):
     )
 
 
-def shown(given):
-    console = Console(width=160, file=io.StringIO(), force_terminal=False)
+def shown(given, width=160):
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
     console.print(rendering.table(given))
     return console.file.getvalue()
 
@@ -71,6 +71,12 @@ def test_the_table_has_every_class_end_and_server():
         assert word in text
     assert "mind <this>" in text
     assert "\x1b" not in text
+
+
+def test_the_table_fits_a_terminal():
+    text = shown(report(), width=80)
+    for word in ("people", "offered/s", "answered/s", "p99.9", "latency,", "12", "2.50", "25%", "busy"):
+        assert word in text
 
 
 def test_an_empty_report_is_a_table_and_a_page_too():
