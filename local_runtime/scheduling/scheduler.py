@@ -44,7 +44,7 @@ from local_runtime.scheduling.validation import CheckedRequest
 
 _log = logging.getLogger(__name__)
 # Event loops keep time in milliseconds; a shorter wait goes round the loop without sleeping.
-_TIMER_RESOLUTION_US = 1_000
+TIMER_RESOLUTION_US = 1_000
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +91,10 @@ class ModelScheduler:
         observer: told of every execution.
         preserve_ordering: answers leave in the order in which requests came.
         sequence_inputs: for sequence models: makes control and state inputs, keeps state outputs.
+        timer_resolution_us: what the event loop's timers are good for: a shorter wait goes round the loop instead.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a queue is made of
         self,
         *,
         stats: StatsRecorder,
@@ -103,6 +104,7 @@ class ModelScheduler:
         observer: Callable[[BatchExecuted], None] | None = None,
         preserve_ordering: bool = False,
         sequence_inputs: SequenceInputs | None = None,
+        timer_resolution_us: int = TIMER_RESOLUTION_US,
     ) -> None:
         self._stats = stats
         self._model = stats.name
@@ -113,6 +115,7 @@ class ModelScheduler:
         self._observer = observer
         self._in_order: collections.deque[_Pending] | None = collections.deque() if preserve_ordering else None
         self._sequence_inputs = sequence_inputs
+        self._timer_resolution_us = timer_resolution_us
         self._ids = itertools.count()
         self._queued: dict[int, _Pending] = {}
         self._running: set[_Running] = set()
@@ -214,7 +217,7 @@ class ModelScheduler:
     def _wake_at(self, at_us: int) -> None:
         loop = asyncio.get_running_loop()
         delay_us = at_us - self._clock_us()
-        if delay_us < _TIMER_RESOLUTION_US:
+        if delay_us < self._timer_resolution_us:
             self._soon = loop.call_soon(self._dispatch)
         else:
             self._timer = loop.call_later(delay_us / 1_000_000, self._dispatch)

@@ -18,16 +18,13 @@ from local_runtime.executors.warmup import warmup_batches
 from local_runtime.messages import BatchExecuted
 from local_runtime.repository.completion import Placement, completed, place
 from local_runtime.repository.devices import cuda_devices
-from local_runtime.repository.model_config import Backend, InstanceKind, ModelConfig, OldestStrategy
+from local_runtime.repository.model_config import Backend, InstanceKind, ModelConfig
 from local_runtime.repository.reader import ModelSource
 from local_runtime.repository.side_files import initial_states, read_labels
-from local_runtime.scheduling.adaptive import AdaptiveSizing
-from local_runtime.scheduling.batching import Batcher
-from local_runtime.scheduling.decisions import Policy
 from local_runtime.scheduling.execution import Executed
+from local_runtime.scheduling.policies import policy_of, preserves_ordering
 from local_runtime.scheduling.scheduler import ModelScheduler
 from local_runtime.scheduling.sequence_inputs import SequenceInputs
-from local_runtime.scheduling.sequencing import Sequencer
 from local_runtime.scheduling.stats import StatsRecorder
 from local_runtime.scheduling.validation import CheckedRequest, RequestChecker
 
@@ -162,11 +159,11 @@ async def _load(source: ModelSource, version: str, *, threads: int, options: Loa
         raise
     scheduler = ModelScheduler(
         stats=stats,
-        policy=_policy(config, instances=len(instances), max_queue_size=options.max_queue_size),
+        policy=policy_of(config, instances=len(instances), max_queue_size=options.max_queue_size),
         instances=instances,
         clock_us=monotonic_us,
         observer=options.observer,
-        preserve_ordering=_preserves_ordering(config),
+        preserve_ordering=preserves_ordering(config),
         sequence_inputs=sequence_inputs,
     )
     stats.loaded(load_us=monotonic_us() - began_us)
@@ -302,28 +299,3 @@ async def _stop(instances: Sequence[Instance], *, timeout_s: float) -> None:
     _, stuck = await asyncio.wait(ends, timeout=timeout_s)
     if stuck:
         _log.error("instances did not unload", extra={"count": len(stuck)})
-
-
-def _policy(config: ModelConfig, *, instances: int, max_queue_size: int) -> Policy:
-    if config.sequence_batching is not None:
-        return Sequencer(
-            max_batch_size=config.max_batch_size,
-            config=config.sequence_batching,
-            instances=instances,
-            max_queue_size=max_queue_size,
-        )
-    batching = config.dynamic_batching
-    adaptive = batching.adaptive if batching else None
-    sizing = (
-        AdaptiveSizing(max_batch_size=config.max_batch_size, latency_target_us=adaptive.latency_target_us)
-        if adaptive
-        else None
-    )
-    return Batcher(max_batch_size=config.max_batch_size, config=batching, max_queue_size=max_queue_size, sizing=sizing)
-
-
-def _preserves_ordering(config: ModelConfig) -> bool:
-    if config.sequence_batching is not None:
-        strategy = config.sequence_batching.strategy
-        return isinstance(strategy, OldestStrategy) and strategy.preserve_ordering
-    return config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering

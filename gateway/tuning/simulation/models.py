@@ -1,0 +1,84 @@
+"""A model's settings as the runtime's scheduler takes them, out of Triton's own words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2
+
+from gateway.tuning.curves import LatencyCurve
+from local_runtime.errors import ModelLoadError
+from local_runtime.repository import parsing
+from local_runtime.repository.model_config import ModelConfig
+
+# Of a config.pbtxt what queues and batches; what is computed how is in the curve.
+_KEPT: Final = ("max_batch_size", "dynamic_batching")
+_ADAPTIVE: Final = "ADAPTIVE_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedModel:
+    """A model on every replica: how it batches, and how long its batches take.
+
+    Attributes:
+        instances: on each replica.
+    """
+
+    name: str
+    curve: LatencyCurve
+    config: ModelConfig
+    instances: int
+
+
+def configured(
+    name: str,
+    text: str,
+    *,
+    max_batch_size: int | None = None,
+    dynamic_batching: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, str] | None = None,
+) -> ModelConfig:
+    """The settings in a `config.pbtxt`, or none, with those that are given in their stead; as the runtime checks them.
+
+    Raises ModelLoadError.
+    """
+    written = parsing.read_text(text, folder_name=name)
+    if written.HasField("ensemble_scheduling") or written.HasField("sequence_batching"):
+        raise ModelLoadError(f"model '{name}' is an ensemble or keeps sequences: only models that batch are simulated")
+    message = model_config_pb2.ModelConfig(name=name, backend="python")
+    for field in _KEPT:
+        _take(message, field, written)
+    for group in written.instance_group:
+        message.instance_group.add(count=(group.count or 1) * max(1, len(group.gpus)))
+    for key, value in written.parameters.items():
+        if key.startswith(_ADAPTIVE):
+            message.parameters[key].string_value = value.string_value
+    for spec in (message.input.add(), message.output.add()):  # what the checks want, and no scheduler looks at
+        spec.name, spec.data_type = "ANY", model_config_pb2.TYPE_FP32
+        spec.dims.append(-1)
+    if max_batch_size is not None:
+        message.max_batch_size = max_batch_size
+    if dynamic_batching is not None:
+        message.dynamic_batching.CopyFrom(_block(dynamic_batching, name))
+    for key, text_value in (parameters or {}).items():
+        message.parameters[key].string_value = text_value
+    return parsing.parse_message(message, folder_name=name)
+
+
+def _take(message: Any, field: str, written: Any) -> None:
+    value = getattr(written, field)
+    if hasattr(value, "CopyFrom"):
+        if written.HasField(field):
+            getattr(message, field).CopyFrom(value)
+    else:
+        setattr(message, field, value)
+
+
+def _block(given: Mapping[str, Any], name: str) -> Any:
+    """The `dynamic_batching` of a file. Raises ModelLoadError."""
+    try:
+        return json_format.Parse(orjson.dumps(given), model_config_pb2.ModelDynamicBatching())
+    except (json_format.ParseError, TypeError) as error:
+        raise ModelLoadError(f"failed to read 'dynamic_batching' of {name}: {error}") from error
