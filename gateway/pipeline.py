@@ -28,7 +28,7 @@ from gateway.core.errors import (
     InternalError,
 )
 from gateway.core.loads import LoadBoard
-from gateway.core.replicas import Draw
+from gateway.core.replicas import FEW, Draw, ReplicaLoads
 from gateway.core.routing import Plan
 from gateway.core.rules.matching import Circumstances
 from gateway.core.switches import blocked
@@ -214,7 +214,7 @@ class Pipeline:
         walk.routing_us = self.clock()
         if walk.rules is not self.rules.current():
             self._take_rule(walk)
-        plan = walk.plan = self._planned(walk)
+        plan = walk.plan = self._planned(walk, is_brief=True)
         if walk.request.sequence is not None:  # what has begun goes on where its state is
             walk.plan = await self.sequences.route(walk.request, plan)
             if walk.plan is plan:  # no state of it is kept anywhere that a drain would have to spare
@@ -351,19 +351,26 @@ class Pipeline:
         return standing.usual_first_token_us if request.stream else standing.usual_whole_us
 
     def plan(self, request: InferenceRequest) -> Plan:
-        """Where `request` goes now. Raises `Blocked`."""
+        """Where `request` goes now, and why nowhere else. Raises `Blocked`."""
         walk = self._begin(request)
         self._take_rule(walk)
         return self._planned(walk)
 
-    def _planned(self, walk: Walk) -> Plan:
+    def _planned(self, walk: Walk, *, is_brief: bool = False) -> Plan:
         rules, forced = walk.rules, None
         if walk.rule is None:
             return Plan(rule="", revision=rules.revision, candidates=())
         if rules.switches:
             forced = rules.switches.forced(walk.request, self.wall_clock() // 1000)
         pool = walk.estimate.pool()
-        state = routing.State(why_not=self.why_not, loads=self.replica_loads, draw=self.draw, pool=pool, forced=forced)
+        state = routing.State(
+            why_not=self.why_not,
+            loads=self.replica_loads,
+            draw=self.draw,
+            pool=pool,
+            forced=forced,
+            is_brief=is_brief,
+        )
         return routing.plan_by(walk.rule, rules.revision, walk.request, state)
 
     def is_refused(self, request: InferenceRequest) -> bool:
@@ -389,7 +396,10 @@ class Pipeline:
     def replica_loads(self, backend: str) -> Mapping[str, int]:
         """The replicas of a backend, and how many requests of this process each has to do."""
         found, gate = self.backends.get(backend), self.gates.get(backend)
-        return {} if found is None or gate is None else {name: gate.load(name) for name in found.replicas()}
+        if found is None or gate is None:
+            return {}
+        names = found.replicas()
+        return ReplicaLoads(names, gate.load) if len(names) > FEW else {name: gate.load(name) for name in names}
 
     def _settle(self, walk: Walk, error: GatewayError | None) -> None:
         """No await in here, so that a cancellation cannot cut it short."""

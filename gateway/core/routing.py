@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gateway.core import strategies
-from gateway.core.replicas import Draw, two_choices
+from gateway.core.replicas import FEW, Draw, ReplicaLoads, two_choices, two_of
 from gateway.core.rules import Rule, RuleSet, Target
 from gateway.core.rules.matching import NOWHERE, Circumstances
 from gateway.core.rules.rule import place_at
@@ -55,6 +55,8 @@ WhyNot = Callable[[Place], str | None]
 
 BACKEND_OFF: Final = "backend is off: not enabled, its key's variable not set, or not in the configuration"
 
+_BY_TWO: Final = ("weighted", "ordered")  # the strategies that take two of a target's replicas
+
 Loads = Callable[[str], Mapping[str, int]]
 """A backend's replicas and how many requests each has in flight, given from outside; empty for one without replicas."""
 
@@ -76,7 +78,9 @@ class Pool:
 class State:
     """The state of the world that a plan is made from; `pool` is None for requests that are not generative.
 
-    `forced`: where switches send the request.
+    `forced`: where switches send the request. `is_brief`: nobody asks why each place may not be tried. Where a backend
+    has many replicas, the two that are drawn are looked at first, and the others only if one of the two may not be
+    tried: each pair that may be is as likely as if all had been looked at. `Plan.refusals` may then lack some.
     """
 
     why_not: WhyNot
@@ -84,6 +88,7 @@ class State:
     draw: Draw
     pool: Pool | None = None
     forced: Forced | None = None
+    is_brief: bool = False
 
 
 def plan(rules: RuleSet, request: InferenceRequest, state: State, at: Circumstances = NOWHERE) -> Plan:
@@ -103,7 +108,12 @@ def plan_by(rule: Rule, revision: int, request: InferenceRequest, state: State) 
     """The same by the rule that takes `request`."""
     refusals: list[tuple[Place, str]] = []
     is_skipped = state.forced is not None and state.forced.is_fallback
-    primary = _skipped(rule, request, state, refusals) if is_skipped else _usable(rule.split, request, state, refusals)
+    # Strategies that put all replicas in one order have to see all of them.
+    sees_all = state.is_brief and state.pool is not None and rule.strategy not in _BY_TWO
+    of_split = replace(state, is_brief=False) if sees_all else state
+    primary = (
+        _skipped(rule, request, state, refusals) if is_skipped else _usable(rule.split, request, of_split, refusals)
+    )
     fallback = _usable(rule.fallback, request, state, refusals)
     # Each place at its first standing: whatever the weights say, a place that failed is not tried again.
     places = (*_in_order(rule, primary, request, state), *(p for usable in fallback for p in usable.picked(state.draw)))
@@ -154,7 +164,7 @@ class _Usable:
 
 def _in_order(rule: Rule, primary: list[_Usable], request: InferenceRequest, state: State) -> Sequence[Place]:
     """The places of a split, best first."""
-    if rule.strategy in ("weighted", "ordered") or state.pool is None:
+    if rule.strategy in _BY_TWO or state.pool is None:
         if rule.strategy == "weighted" and len(primary) > 1:
             draw = None if rule.sticky_by == "request" else sticky_draw(rule, request)
             primary = _chosen_first(primary, state.draw() if draw is None else draw)
@@ -216,6 +226,8 @@ def _healthy(place: Place, state: State, refusals: list[tuple[Place, str]]) -> S
             refusals.append((place, reason))
             return ()
         return ((place, 0),)
+    if state.is_brief and len(loads) > FEW and (drawn := _drawn(place, loads, state)):
+        return drawn
     healthy = []
     for replica, load in loads.items():
         one = place_at(place.backend, place.model, place.version, replica)
@@ -225,6 +237,18 @@ def _healthy(place: Place, state: State, refusals: list[tuple[Place, str]]) -> S
         else:
             refusals.append((one, reason))
     return healthy
+
+
+def _drawn(place: Place, loads: Mapping[str, int], state: State) -> Sequence[tuple[Place, int]]:
+    """Two of the replicas by chance, with their loads; none where one of them may not be tried."""
+    names = loads.names if isinstance(loads, ReplicaLoads) else tuple(loads)
+    found = []
+    for at in two_of(len(names), state.draw):
+        one = place_at(place.backend, place.model, place.version, names[at])
+        if state.why_not(one) is not None:
+            return ()
+        found.append((one, loads[names[at]]))
+    return found
 
 
 def _chosen_first(targets: list[_Usable], draw: float) -> list[_Usable]:

@@ -1,4 +1,5 @@
 import copy
+import random
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.loads import Standing
+from gateway.core.replicas import ReplicaLoads
 from gateway.core.routing import Pool, State, only, plan
 from gateway.core.rules import (
     MAX_RULES,
@@ -497,3 +499,78 @@ def test_the_cheapest_needs_prices():
     with pytest.raises(RuleError, match="needs a price of 'small' on 'llm'"):
         check_prices(rules, has_price=lambda place: place.model != "small")
     check_prices(parse_rules([rule(split=[BIG, SMALL])]), has_price=lambda _: False)
+
+
+# --- many replicas: two that are drawn may be enough ------------------------------------------------
+
+
+def chance(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - no secret, and the same in every run
+
+
+def of_many(rng: random.Random, *, down: frozenset[str], is_brief: bool, looked: list[Place] | None = None):
+    """A plan over ten replicas whose loads are their numbers' rests by three."""
+    many = ReplicaLoads([f"r{i}" for i in range(10)], lambda name: int(name[1:]) % 3)
+
+    def why_not(place: Place) -> str | None:
+        if looked is not None:
+            looked.append(place)
+        return "down" if place.replica in down else None
+
+    state = State(why_not=why_not, loads=lambda _: many, draw=rng.random, is_brief=is_brief)
+    return plan(RuleSet(revision=7, rules=parse_rules([rule()])), request(), state)
+
+
+@pytest.mark.parametrize("down", [frozenset(), frozenset({"r0", "r4"}), frozenset(f"r{i}" for i in range(8))])
+def test_two_that_are_drawn_first_are_as_likely_as_two_out_of_all(down: frozenset[str]):
+    rounds, rng = 40_000, chance(5)
+    drawn = Counter(of_many(rng, down=down, is_brief=True).candidates for _ in range(rounds))
+    of_all = Counter(of_many(rng, down=down, is_brief=False).candidates for _ in range(rounds))
+    assert drawn.keys() == of_all.keys()
+    # The square of the difference of two such counts has their sum for its mean; chi-squared of so many degrees.
+    pairs = list(drawn)
+    chi_squared = sum((drawn[pair] - of_all[pair]) ** 2 / (drawn[pair] + of_all[pair]) for pair in pairs)
+    assert chi_squared < len(pairs) + 5 * (2 * len(pairs)) ** 0.5
+
+
+def test_of_many_that_are_well_only_two_are_looked_at():
+    looked: list[Place] = []
+    made = of_many(chance(1), down=frozenset(), is_brief=True, looked=looked)
+    assert sorted(looked, key=str) == sorted(made.candidates, key=str)
+
+
+def test_a_plan_that_is_not_brief_says_of_each_replica_why_not():
+    down = frozenset({"r2", "r7"})
+    assert refusals(of_many(chance(1), down=down, is_brief=False)) == [
+        "triton/m:1@r2: down",
+        "triton/m:1@r7: down",
+    ]
+
+
+@given(down=st.frozensets(st.integers(0, 9).map("r{}".format)), seed=st.integers(0, 99))
+def test_a_brief_plan_finds_a_replica_wherever_there_is_one(down: frozenset[str], seed: int):
+    made = of_many(chance(seed), down=down, is_brief=True)
+    assert len(made.candidates) == min(2, 10 - len(down))
+    assert not down & {place.replica for place in made.candidates}
+    if len(down) == 10:
+        assert len(made.refusals) == 10
+
+
+def test_a_strategy_that_orders_all_replicas_sees_all_of_them():
+    many = [f"r{i}" for i in range(10)]
+    asked: list[Place] = []
+
+    def option(place: Place) -> Option:
+        asked.append(place)
+        return Option(place=place, standing=Standing())
+
+    state = State(
+        why_not=lambda _: None,
+        loads=lambda _: dict.fromkeys(many, 0),
+        draw=lambda: 0.0,
+        pool=Pool(option=option, prefix=lambda: b""),
+        is_brief=True,
+    )
+    made = plan(RuleSet(revision=7, rules=parse_rules([rule(split=[C], strategy="fastest")])), request(), state)
+    assert {place.replica for place in asked} == set(many)
+    assert len(made.candidates) == 10
