@@ -118,7 +118,7 @@ class ModelScheduler:
         self._timer_resolution_us = timer_resolution_us
         self._ids = itertools.count()
         self._queued: dict[int, _Pending] = {}
-        self._running: set[_Running] = set()
+        self._running: dict[_Running, None] = {}  # in the order in which they began
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -239,7 +239,7 @@ class ModelScheduler:
         self._free.remove(dispatch.instance)
         members = [self._queued.pop(request_id) for request_id in dispatch.ids]
         running = _Running(dispatch, members, self._clock_us())
-        self._running.add(running)
+        self._running[running] = None
         loop = asyncio.get_running_loop()
         try:
             batch = self._batch(running)
@@ -271,7 +271,7 @@ class ModelScheduler:
             return
         dispatch = running.dispatch
         outcomes = self._outcomes(dispatch, executed.outcomes)
-        self._running.remove(running)
+        del self._running[running]
         now_us = self._clock_us()
         self._policy.finished(dispatch, now_us=now_us, compute_us=now_us - running.started_us)
         self._forget_sequences()

@@ -112,13 +112,12 @@ def simulate(world: World, *, seed: int = 0, on_progress: Callable[[float], obje
     `on_progress` is told now and then how much simulated time has passed, in seconds. Not to be called where an event
     loop runs.
     """
-    loop = SimulatedLoop()
-    try:
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SimulatedLoop)  # noqa: S101 - as it was made
         run = _Run(world, loop, seed)
-        loop.run_until_complete(run.run(on_progress))
-        return run.report()
-    finally:
-        loop.close()
+        runner.run(run.run(on_progress))
+    return run.report()
 
 
 @dataclass(slots=True)
@@ -220,7 +219,7 @@ class _Run:
         world = self._world
         await self._prober.start()
         aside = [asyncio.create_task(self._servers[one.backend].fail(one)) for one in world.failures]
-        aside.append(asyncio.create_task(self._look()))
+        look = asyncio.create_task(self._look())
         if on_progress is not None:
             aside.append(asyncio.create_task(self._tell(on_progress)))
         async with asyncio.TaskGroup() as requests:
@@ -230,10 +229,9 @@ class _Run:
                 else:
                     for _ in range(source.of.traffic.concurrency):
                         requests.create_task(self._caller(source))
-        await self._until(world.duration_s)
+        await look
         for task in aside:
             task.cancel()
-        await asyncio.gather(*aside, return_exceptions=True)
         if self._pipeline.shadows is not None:
             await self._pipeline.shadows.close()
         await self._pipeline.recalls.close()

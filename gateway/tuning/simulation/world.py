@@ -195,11 +195,11 @@ class _Asked(Section):
 
 class _World(Section):
     title: str = ""
-    models: Mapping[str, _Model] = Field(min_length=1)
-    backends: Mapping[str, _Backend] = Field(min_length=1)
+    models: Mapping[str, _Model]
+    backends: Mapping[str, _Backend]
     rules: Sequence[Mapping[str, Any]] | None = None
     tasks: Mapping[str, _Task] = Field(default_factory=dict)
-    traffic: Sequence[Mapping[str, Any]] = Field(min_length=1)
+    traffic: Sequence[Mapping[str, Any]]
     limits: Mapping[str, tuple[LimitSettings, ...]] = Field(default_factory=dict)
     failures: tuple[_Failure, ...] = ()
     duration_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -241,9 +241,13 @@ def parse_world(given: Mapping[str, Any], *, folder: Path = Path()) -> World:
 
 def _read(given: Mapping[str, Any]) -> _World:
     try:
-        return _World.model_validate(given)
+        read = _World.model_validate(given)
     except ValidationError as error:
         _refuse(error, at="")
+    for name in ("models", "backends", "traffic"):
+        if not getattr(read, name):
+            raise WorldError(f"{name}: must have at least one")
+    return read
 
 
 def _refuse(error: ValidationError, *, at: str) -> NoReturn:
