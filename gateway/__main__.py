@@ -19,6 +19,7 @@ from gateway.cli import (
     rules,
     serve,
     shadows,
+    simulate,
     stack,
     switches,
     usage,
@@ -41,6 +42,7 @@ for commands in (
     usage.app,
 ):
     app.registered_commands += commands.registered_commands
+app.registered_commands += simulate.app.registered_commands
 app.add_typer(rules.app, name="rules")
 app.add_typer(switches.app, name="switches")
 app.add_typer(rollouts.app, name="rollouts")

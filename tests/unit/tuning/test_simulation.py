@@ -1,6 +1,5 @@
 """What must hold of every simulation, what is known of some by formula, and what breaks in them."""
 
-import math
 import random
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.pipeline import Pipeline
 from gateway.tuning.report import OK, Report, parse_report
 from gateway.tuning.simulation.run import simulate
 from gateway.tuning.simulation.world import parse_world
@@ -317,9 +317,18 @@ def test_copies_go_to_a_shadow_and_are_nobodys_requests() -> None:
     assert counts["b"] / found.whole.sent == pytest.approx(0.5, abs=0.1)
 
 
+def test_a_request_looks_at_two_of_many_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    really = Pipeline.why_not
+    monkeypatch.setattr(Pipeline, "why_not", lambda self, place: looked.append(place.replica) or really(self, place))
+    found = run(backends={"triton": {"replicas": 100}}, duration_s=4.0)
+    assert found.whole.codes[OK] == found.whole.sent
+    assert len(looked) == 2 * found.whole.sent
+    assert len(set(looked)) == 100
+
+
 def test_a_fault_of_the_gateway_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.gate.Gate.has_room", lambda *_: math.nan)  # not called without shadows
-    monkeypatch.setattr("gateway.pipeline.Pipeline.why_not", lambda *_: 1 / 0)
+    monkeypatch.setattr(Pipeline, "why_not", lambda *_: 1 / 0)
     with pytest.raises(ExceptionGroup) as broke:
         run()
     assert broke.group_contains(Exception, match="the gateway failed on this request")

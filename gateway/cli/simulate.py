@@ -1,0 +1,100 @@
+"""`gateway simulate`: what would come of traffic on servers that need not be there."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gateway.cli.admin_client import EXIT_USAGE, Failure
+from gateway.cli.show import examples, show, show_json
+from gateway.tuning import rendering
+from gateway.tuning.report import Report
+from gateway.tuning.simulation.run import simulate as simulated
+from gateway.tuning.simulation.world import World, WorldError, changed, load_document, parse_world
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "gateway simulate deploy/worlds/replicas.yaml",
+        "gateway simulate deploy/worlds/replicas.yaml --set backends.triton.replicas=4 --set traffic.0.rate=900",
+        "gateway simulate deploy/worlds/replicas.yaml --set models.embed.max_batch_size=16 --seed 2 --html report.html",
+    )
+)
+def simulate(
+    world: Annotated[Path, typer.Argument(metavar="WORLD.yaml", help="What is simulated (docs/simulate.md).")],
+    seed: Annotated[int, typer.Option(help="Of chance: same world, same seed, same report.")] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="One field of the world; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as CSV.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="And as a page.")] = None,
+) -> None:
+    """Run the gateway's own code and the runtime's own schedulers on a simulated clock, over measured times.
+
+    Exit codes: 0 simulated, 2 usage, or a world that cannot be.
+    """
+    for path in (csv, html):
+        if path is not None and not path.parent.is_dir():
+            raise Failure(f"{path}: there is no such folder", EXIT_USAGE)
+    try:
+        made = _world(world, changes or ())
+    except WorldError as error:
+        raise Failure(str(error), EXIT_USAGE) from error
+    logging.getLogger("gateway").addHandler(logging.NullHandler())  # breakers that open are what was asked for
+    with _shown(made, is_quiet=as_json) as on_progress:
+        report = simulated(made, seed=seed, on_progress=on_progress)
+    _tell(report, csv=csv, html=html, as_json=as_json)
+
+
+def _world(path: Path, changes: Sequence[str]) -> World:
+    document: dict[str, Any] = load_document(path)
+    for one in changes:
+        field, is_there, value = one.partition("=")
+        if not is_there or not field:
+            raise WorldError(f"--set {one}: must be FIELD=VALUE, such as backends.triton.replicas=4")
+        try:
+            document = changed(document, field, yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise WorldError(f"--set {one}: the value is not valid YAML") from error
+    return parse_world(document, folder=path.parent)
+
+
+def _tell(report: Report, *, csv: Path | None, html: Path | None, as_json: bool) -> None:
+    for path, text in ((csv, rendering.csv_text(report)), (html, rendering.html_text([report]))):
+        if path is not None:
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise Failure(f"{path}: {error.strerror}", EXIT_USAGE) from error
+    if as_json:
+        show_json(report.as_json())
+    else:
+        show(rendering.table(report))
+
+
+@contextmanager
+def _shown(world: World, *, is_quiet: bool) -> Iterator[Callable[[float], object] | None]:
+    """How far the simulated time is, on stderr where somebody sees it."""
+    console = Console(stderr=True)
+    if is_quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("simulated", total=world.duration_s)
+
+        def on_progress(at_s: float) -> None:
+            shown_s = min(at_s, world.duration_s)
+            progress.update(bar, completed=shown_s, description=f"{shown_s:.1f} of {world.duration_s:g} s")
+
+        yield on_progress
