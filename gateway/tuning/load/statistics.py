@@ -7,8 +7,9 @@ from typing import Final, Protocol
 
 import httpx
 
+from gateway.core.doctor.counting import counted
 from gateway.core.doctor.facts import Traffic
-from gateway.core.doctor.reading import Look, Sample, traffic_of
+from gateway.core.doctor.looks import Look, Sample
 from gateway.core.models import ModelFigures
 from gateway.tuning.load.asks import AskError
 from gateway.tuning.load.targets import Clients
@@ -61,7 +62,7 @@ class GatewayStatistics:
     async def end(self) -> Sequence[ServerReport]:
         """Models that answered something; a second later, when the gateway has read the last of it."""
         await asyncio.sleep(COLLECTED_S)
-        found = traffic_of(self._before, await self._look(1.0))
+        found = counted(self._before, await self._look(1.0)).traffic
         return [server_report(backend, model, one) for (backend, model), one in sorted(found.items())]
 
     async def _look(self, at_s: float) -> Look:
