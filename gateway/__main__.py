@@ -14,6 +14,7 @@ from gateway.cli import (
     load,
     models,
     overview,
+    plan,
     requests,
     rollouts,
     rules,
@@ -40,6 +41,7 @@ for commands in (
     explain.app,
     backends.workers_app,
     usage.app,
+    plan.app,
 ):
     app.registered_commands += commands.registered_commands
 app.registered_commands += simulate.app.registered_commands
