@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from local_runtime.bench import load, models, plot, report, variants
+from local_runtime.bench.inputs import tensor
 from local_runtime.bench.results import Results
 from local_runtime.bench.subject import NotBenchable, Subject, read
 from local_runtime.errors import InferenceError, ModelLoadError
 from local_runtime.messages import InferRequest, ModelControl, TensorMetadata
-from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.runtime import LocalRuntime, RuntimeOptions
 
 _WIDTH = 120
@@ -121,8 +121,9 @@ def _write(results: Results, options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(results.as_json(), indent=2) + "\n")
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        plot.write_png(results, options.output / "bench.png")
-        plot.write_html(results, options.output / "bench.html")
+        pictures, heading = plot.pictures(results), f"{results.model}: batching measured"
+        plot.write_png(pictures, options.output / "bench.png", heading=heading)
+        plot.write_html(pictures, options.output / "bench.html", heading=heading)
         sys.stderr.write(f"local_runtime bench: wrote {options.output}/bench.png and bench.html\n")
 
 
@@ -221,17 +222,6 @@ def _tensors(subject: Subject, shapes: dict[str, tuple[int, ...]]) -> dict[str, 
         spec.name: tensor(TensorMetadata(name=spec.name, datatype=spec.datatype, shape=config.full_shape(spec)), shapes)
         for spec in config.inputs
     }
-
-
-def tensor(spec: TensorMetadata, shapes: dict[str, tuple[int, ...]]) -> "np.ndarray[Any, Any]":
-    """One row: noise for floating-point inputs, ones for others."""
-    shape = (1, *shapes.get(spec.name, tuple(max(1, size) for size in spec.shape[1:])))
-    if spec.datatype == "BYTES":
-        return np.full(shape, b"hello", dtype=np.object_)
-    numpy_type = NUMPY_TYPES[spec.datatype]
-    if spec.datatype.startswith(("FP", "BF")):
-        return np.random.default_rng(0).standard_normal(shape).astype(numpy_type)
-    return np.ones(shape, dtype=numpy_type)
 
 
 def positive(text: str) -> int:

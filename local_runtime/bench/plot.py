@@ -1,10 +1,15 @@
-"""The sweep as pictures: a PNG, and an HTML file that needs nothing else. Imports its libraries only when it draws."""
+"""What was measured as pictures: a PNG, and an HTML file that needs nothing else.
+
+`pictures` are those of the bench; whoever has others draws them by the same functions. Imports its libraries only when
+it draws.
+"""
 
 import dataclasses
 import html
+import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from local_runtime.bench.report import title
 from local_runtime.bench.results import Results
@@ -14,8 +19,6 @@ _COLOURS = {Kind.NAIVE: "#d62728", Kind.ADAPTIVE: "#1f77b4"}
 # Of the static settings: one for each delay. Their sizes differ in how strong it is.
 _DELAY_COLOURS = ("#7f7f7f", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2")
 _FAINTEST = 0.3
-_LATENCY = "throughput against latency"
-_SWEEP = "throughput by max_batch_size"
 
 
 class PlotUnavailable(Exception):
@@ -23,22 +26,33 @@ class PlotUnavailable(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """A line of one of the two pictures."""
+class Line:
+    """A line of a picture, or points of one kind: `marks` says what each point is, where it can be pointed at.
+
+    `labels` are written beside the points. `style`: a line with its points, dashes alone, points alone, or one star.
+    """
 
     name: str
-    variant: Variant
     colour: str
-    strength: float = 1.0
     x: Sequence[float]
     y: Sequence[float]
     marks: Sequence[str]
-    is_dashed: bool = False
+    labels: Sequence[str] = ()
+    style: Literal["line", "dashes", "points", "star"] = "line"
+    strength: float = 1.0
+    is_thin: bool = False
 
-    @property
-    def is_static(self) -> bool:
-        """Drawn thinner: there are many of them."""
-        return self.variant.kind is Kind.STATIC
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """Axes with their units, and lines. With `x_ticks` the x axis is logarithmic and shows these."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    x_ticks: Sequence[int] = ()
+    is_y_log: bool = False
 
 
 def _colour(results: Results, variant: Variant) -> str:
@@ -61,14 +75,14 @@ def _sizes(results: Results) -> list[int]:
     return sorted({variant.max_batch_size for variant in results.variants})
 
 
-def _latency_lines(results: Results) -> Iterator[_Line]:
+def _latency_lines(results: Results) -> Iterator[Line]:
     """For each setting: p99 (ms) over QPS, one point for each concurrency. Of adaptive only the largest size."""
     shown = [results.naive, *results.of(Kind.STATIC), results.of(Kind.ADAPTIVE)[-1]]
     for variant in shown:
         points = [results.measured[variant, concurrency] for concurrency in results.concurrencies]
-        yield _Line(
+        yield Line(
             name=title(variant),
-            variant=variant,
+            is_thin=variant.kind is Kind.STATIC,
             colour=_colour(results, variant),
             strength=_strength(results, variant),
             x=[point.qps for point in points],
@@ -77,19 +91,19 @@ def _latency_lines(results: Results) -> Iterator[_Line]:
         )
 
 
-def _sweep_lines(results: Results) -> Iterator[_Line]:
+def _sweep_lines(results: Results) -> Iterator[Line]:
     """At the highest concurrency: QPS over max_batch_size."""
     concurrency = results.concurrencies[-1]
 
-    def line(name: str, variants: Sequence[Variant], *, x: Sequence[float] | None = None) -> _Line:
-        return _Line(
+    def line(name: str, variants: Sequence[Variant], *, x: Sequence[float] | None = None) -> Line:
+        return Line(
             name=name,
-            variant=variants[-1],
+            is_thin=variants[-1].kind is Kind.STATIC,
             colour=_colour(results, variants[-1]),
             x=x or [variant.max_batch_size for variant in variants],
             y=[results.measured[variant, concurrency].qps for variant in variants],
             marks=[title(variant) for variant in variants],
-            is_dashed=x is not None,
+            style="dashes" if x is not None else "line",
         )
 
     adaptive = results.of(Kind.ADAPTIVE)
@@ -102,74 +116,151 @@ def _sweep_lines(results: Results) -> Iterator[_Line]:
     yield line("adaptive", adaptive)
 
 
-def write_png(results: Results, path: Path) -> None:
-    """Both pictures side by side. Raises PlotUnavailable without matplotlib."""
+def pictures(results: Results) -> tuple[Picture, Picture]:
+    """Throughput against latency, and throughput by size at the highest concurrency."""
+    return (
+        Picture(
+            title="throughput against latency",
+            x_label="QPS",
+            y_label="p99 (ms)",
+            lines=list(_latency_lines(results)),
+            is_y_log=True,
+        ),
+        Picture(
+            title=f"throughput by max_batch_size, {results.concurrencies[-1]} in flight",
+            x_label="max_batch_size",
+            y_label="QPS",
+            lines=list(_sweep_lines(results)),
+            x_ticks=_sizes(results),
+        ),
+    )
+
+
+def need_libraries() -> None:
+    """Raises PlotUnavailable where one of the two is missing: before anything is measured."""
+    for name in ("matplotlib", "plotly"):
+        if importlib.util.find_spec(name) is None:
+            raise PlotUnavailable(f"no plot without {name}: pip install {name}")
+
+
+def write_png(pictures: Sequence[Picture], path: Path, *, heading: str) -> None:
+    """The pictures side by side. Raises PlotUnavailable without matplotlib."""
     try:
-        from matplotlib import ticker  # noqa: PLC0415 - slow to import, and optional
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import, and optional
         from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import, and optional
     except ImportError as error:
         raise PlotUnavailable(f"no plot without matplotlib: pip install matplotlib ({error})") from error
-    figure = Figure(figsize=(13, 5.5), layout="constrained")
+    figure = Figure(figsize=(6.5 * len(pictures), 6.5), layout="constrained")
     FigureCanvasAgg(figure)
-    latency, sweep = figure.subplots(1, 2)
-    for axes, lines in ((latency, _latency_lines(results)), (sweep, _sweep_lines(results))):
-        for line in lines:
-            axes.plot(
-                *(line.x, line.y, "--" if line.is_dashed else "-o"),
-                color=line.colour,
-                label=line.name,
-                linewidth=1 if line.is_static else 2.5,
-                markersize=3 if line.is_static else 5,
-                alpha=line.strength,
-                zorder=1 if line.is_static else 2,
-            )
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-    latency.set(title=_LATENCY, xlabel="QPS", ylabel="p99 (ms)", yscale="log")
-    sweep.set(title=_sweep_title(results), xlabel="max_batch_size", ylabel="QPS")
-    latency.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    latency.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    sweep.set_xscale("log", base=2)
-    sweep.set_xticks(_sizes(results), labels=[str(size) for size in _sizes(results)])
-    for axis in (latency.yaxis, sweep.xaxis):
-        axis.set_minor_locator(ticker.NullLocator())
-    figure.suptitle(results.model)
+    for axes, picture in zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True):
+        for line in picture.lines:
+            _draw(axes, line)
+        _label(axes, picture)
+    figure.suptitle(heading)
     figure.savefig(path, dpi=120)
 
 
-def write_html(results: Results, path: Path) -> None:
-    """Both pictures, to be looked at closely; opens without a network. Raises PlotUnavailable without plotly."""
+def _draw(axes: Any, line: Line) -> None:
+    axes.plot(
+        *(line.x, line.y, {"line": "-o", "dashes": "--", "points": "o", "star": "*"}[line.style]),
+        color=line.colour,
+        label=line.name,
+        linewidth=1 if line.is_thin else 2.5,
+        markersize=16 if line.style == "star" else 3 if line.is_thin else 5,
+        alpha=line.strength,
+        zorder={"star": 4, "points": 1}.get(line.style, 1 if line.is_thin else 2),
+    )
+    for x, y, text in zip(line.x, line.y, line.labels, strict=False):
+        axes.annotate(text, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7)
+
+
+def _label(axes: Any, picture: Picture) -> None:
+    from matplotlib import ticker  # noqa: PLC0415 - slow to import, and optional
+
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.08)  # room for what is written beside the points
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)  # never over the points
+    axes.set(title=picture.title, xlabel=picture.x_label, ylabel=picture.y_label)
+    if picture.is_y_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    if picture.x_ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(picture.x_ticks, labels=[str(size) for size in picture.x_ticks])
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+# Follows the reader's choice of dark or light, also where it changes.
+_FOLLOWING = """<script>
+(() => {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const follow = () => {
+    const ink = dark.matches ? "#e6e6e6" : "#222", grid = dark.matches ? "#3a3f47" : "#e3e3e3";
+    const change = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font.color": ink};
+    const plot = document.querySelector(".js-plotly-plot");
+    for (const name of Object.keys(plot.layout).filter((key) => /^[xy]axis/.test(key))) {
+      change[name + ".gridcolor"] = change[name + ".zerolinecolor"] = change[name + ".linecolor"] = grid;
+    }
+    Plotly.relayout(plot, change);
+  };
+  dark.addEventListener("change", follow);
+  follow();
+})();
+</script>"""
+_STYLE = """<style>
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
+table { border-collapse: collapse; } th, td { padding: .2rem .7rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; } tbody tr:nth-child(odd) { background: #8881; }
+tr.chosen { font-weight: bold; } pre { background: #8882; padding: 1rem; overflow: auto; } .scroll { overflow-x: auto; }
+</style>"""
+
+
+def write_html(pictures: Sequence[Picture], path: Path, *, heading: str, before: str = "", after: str = "") -> None:
+    """The pictures, to be looked at closely, in one file that needs no network, in the reader's light or dark.
+
+    `before` and `after` are HTML to stand around them. Raises PlotUnavailable without plotly.
+    """
     try:
         from plotly import graph_objects, subplots  # type: ignore[import-untyped] # noqa: PLC0415 - slow, optional
     except ImportError as error:
         raise PlotUnavailable(f"no HTML without plotly: pip install plotly ({error})") from error
-    figure: Any = subplots.make_subplots(rows=1, cols=2, subplot_titles=(_LATENCY, _sweep_title(results)))
-    for column, lines in ((1, _latency_lines(results)), (2, _sweep_lines(results))):
-        for line in lines:
-            scatter = graph_objects.Scatter(
-                x=list(line.x),
-                y=list(line.y),
-                text=list(line.marks),
-                name=line.name,
-                opacity=line.strength,
-                mode="lines" if line.is_dashed else "lines+markers",
-                line={
-                    "color": line.colour,
-                    "dash": "dash" if line.is_dashed else None,
-                    "width": 1.5 if line.is_static else 3,
-                },
-            )
-            figure.add_trace(scatter, row=1, col=column)
-    figure.update_xaxes(title_text="QPS", row=1, col=1)
-    figure.update_yaxes(title_text="p99 (ms)", type="log", dtick="D2", row=1, col=1)
-    figure.update_xaxes(title_text="max_batch_size", type="log", tickvals=_sizes(results), row=1, col=2)
-    figure.update_yaxes(title_text="QPS", row=1, col=2)
-    figure.update_layout(title=results.model, template="plotly_white")
-    page = figure.to_html(include_plotlyjs=True)
-    name = f"<title>{html.escape(results.model)}: batching measured</title>"
-    path.write_text(page.replace("<head>", f"<head>{name}", 1), encoding="utf-8")
+    figure: Any = subplots.make_subplots(rows=1, cols=len(pictures), subplot_titles=[one.title for one in pictures])
+    for column, picture in enumerate(pictures, start=1):
+        for line in picture.lines:
+            figure.add_trace(_trace(graph_objects, line), row=1, col=column)
+        x = {"type": "log", "tickvals": list(picture.x_ticks)} if picture.x_ticks else {}
+        figure.update_xaxes(title_text=picture.x_label, row=1, col=column, **x)
+        y = {"type": "log", "dtick": "D2"} if picture.is_y_log else {}
+        figure.update_yaxes(title_text=picture.y_label, row=1, col=column, **y)
+    figure.update_layout(template="plotly_white", height=560, legend={"orientation": "h", "y": -0.18})
+    plots = figure.to_html(include_plotlyjs=True, full_html=False)
+    name = html.escape(heading)
+    path.write_text(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>{_STYLE}</head>'
+        f"<body><h1>{name}</h1>{before}{plots}{after}{_FOLLOWING}</body></html>\n",
+        encoding="utf-8",
+    )
 
 
-def _sweep_title(results: Results) -> str:
-    return f"{_SWEEP}, {results.concurrencies[-1]} in flight"
+def _trace(graph_objects: Any, line: Line) -> Any:
+    modes = {"line": "lines+markers", "dashes": "lines", "points": "markers", "star": "markers"}
+    return graph_objects.Scatter(
+        x=list(line.x),
+        y=list(line.y),
+        text=list(line.labels) or list(line.marks),
+        hovertext=list(line.marks),
+        textposition="top right",
+        cliponaxis=False,
+        name=line.name,
+        opacity=line.strength,
+        mode=modes[line.style] + ("+text" if line.labels else ""),
+        marker={"symbol": "star", "size": 16} if line.style == "star" else {},
+        line={
+            "color": line.colour,
+            "dash": "dash" if line.style == "dashes" else None,
+            "width": 1.5 if line.is_thin else 3,
+        },
+    )

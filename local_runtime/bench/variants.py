@@ -88,6 +88,15 @@ def left_out(message: Any) -> list[str]:
     return [name for name, is_there in there.items() if is_there]
 
 
+def leave_out(message: Any) -> None:
+    """Take what `left_out` names out of the `ModelConfig` message."""
+    message.ClearField("response_cache")
+    message.ClearField("model_warmup")
+    if message.HasField("dynamic_batching"):
+        message.dynamic_batching.ClearField("default_queue_policy")
+        message.dynamic_batching.ClearField("priority_queue_policy")
+
+
 def measurable(message: Any, variant: Variant, *, threads: int) -> Any:
     """The message of the variant's own model, to be measured: `configured`, without what `left_out` names.
 
@@ -95,11 +104,7 @@ def measurable(message: Any, variant: Variant, *, threads: int) -> Any:
     """
     config = configured(message, variant)
     config.name = variant.name
-    config.ClearField("response_cache")
-    config.ClearField("model_warmup")
-    if config.HasField("dynamic_batching"):
-        config.dynamic_batching.ClearField("default_queue_policy")
-        config.dynamic_batching.ClearField("priority_queue_policy")
+    leave_out(config)
     for output in config.output:
         output.ClearField("label_filename")
     config.parameters["INTRA_OP_THREAD_COUNT"].string_value = str(threads)
