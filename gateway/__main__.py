@@ -22,6 +22,7 @@ from gateway.cli import (
     shadows,
     simulate,
     stack,
+    sweep,
     switches,
     usage,
 )
@@ -42,6 +43,10 @@ for commands in (
     backends.workers_app,
     usage.app,
     plan.app,
+    explain.app,
+    backends.workers_app,
+    usage.app,
+    sweep.app,
 ):
     app.registered_commands += commands.registered_commands
 app.registered_commands += simulate.app.registered_commands
