@@ -178,7 +178,7 @@ def _label(axes: Any, picture: Picture) -> None:
     from matplotlib import ticker  # noqa: PLC0415 - slow to import, and optional
 
     axes.grid(alpha=0.3)
-    axes.margins(x=0.08)  # room for what is written beside the points
+    axes.margins(x=0.16)  # room for what is written beside the points
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)  # never over the points
     axes.set(title=picture.title, xlabel=picture.x_label, ylabel=picture.y_label)
     if picture.is_y_log:
