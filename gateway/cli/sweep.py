@@ -18,7 +18,7 @@ from gateway.cli.show import examples, show, show_json
 from gateway.tuning.sweep.settings import Axes, SweepError
 
 EXIT_STOPPED: Final = 130
-SMALL: Final = 16  # cells: so few are all measured unless --quick is given
+SMALL: Final = 40  # cells: so few are all measured unless --quick is given, whose runs would be too few to find much
 
 _Result = TypeVar("_Result")
 
@@ -97,7 +97,7 @@ def sweep(  # noqa: PLR0917 - Typer declares options as parameters
     ] = 0.0,
     memory_gb: Annotated[float, typer.Option(min=0, help="What the server's process may take, in GiB.")] = 0.0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Search: under a quarter of the runs. [default over 16]")
+        bool, typer.Option("--quick", help="Search: under a quarter of the runs. [default over 40]")
     ] = False,
     brute_force: Annotated[
         bool, typer.Option("--brute-force", help="Measure every setting for the whole time.")
