@@ -6,6 +6,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli import (
+    advise,
     audit,
     backends,
     doctor,
@@ -50,6 +51,7 @@ for commands in (
 ):
     app.registered_commands += commands.registered_commands
 app.registered_commands += simulate.app.registered_commands
+app.registered_commands += advise.app.registered_commands
 app.add_typer(rules.app, name="rules")
 app.add_typer(switches.app, name="switches")
 app.add_typer(rollouts.app, name="rollouts")
