@@ -29,7 +29,7 @@ from gateway.settings import Settings, TritonSettings
 from gateway.tuning.advising.reading import BatchTimes, situations, times_of
 from gateway.tuning.advising.search import advise as advised
 from gateway.tuning.advising.situation import Advice, Situation
-from gateway.tuning.advising.sweeps import SweepFault, at_rate, is_plain, measured
+from gateway.tuning.advising.sweeps import SweepFault, at_rate, is_plain, measured, setting_of
 from gateway.tuning.advising.writing import config_diff, edited, gateway_diff, unified
 from gateway.tuning.curves import CurveError, parse_curve
 
@@ -196,8 +196,6 @@ def _from_sweep(folder: Path, *, rate: float, target_p99_ms: float, file: Path |
 
 def _as_found(best: str, sweep: Mapping[str, Any]) -> str:
     """The configuration before the sweep, out of the one that it wrote; empty where that cannot be told."""
-    from gateway.tuning.advising.sweeps import setting_of
-
     if not is_plain(sweep):
         return ""
     chosen, found = (setting_of(sweep["runs"][sweep[name]]) for name in ("chosen", "found"))

@@ -17,6 +17,9 @@ REQUESTS: Final = 3000
 """Of one simulation: thirty of them are above the p99. Some tenths of a second of a core."""
 
 MOST_REQUESTS: Final = 20_000
+MOST_IN_FLIGHT: Final = 100_000
+"""No bound, to the simulator."""
+
 WATCHED: Final = 500
 """Of those whose p99 counts, where they are few among many."""
 
@@ -130,8 +133,8 @@ def world(situation: Situation, target_p99_ms: float = 0.0) -> dict[str, Any]:
         "backends": {
             backend: {
                 "replicas": situation.servers,
-                "max_in_flight": setting.max_in_flight,
-                "max_queue_size": 100_000,
+                "max_in_flight": setting.max_in_flight or MOST_IN_FLIGHT,
+                "max_queue_size": MOST_IN_FLIGHT,
             }
         },
         "tasks": {"simulated": {"timeout_ms": 60_000, "attempt_timeout_ms": 60_000}},
@@ -196,7 +199,7 @@ def neighbours(situation: Situation) -> Iterator[Setting]:
     if situation.is_mixed:
         ahead = -(-BATCHES_AHEAD * now.instances * max(1, now.max_batch_size) // _rows(situation))
         each = max(1, ahead // situation.workers)
-        if each * situation.workers < now.max_in_flight:
+        if each * situation.workers < (now.max_in_flight or MOST_IN_FLIGHT):
             yield replace(now, max_in_flight=each * situation.workers)
 
 

@@ -22,20 +22,21 @@ class Setting:
         delay_us: max_queue_delay_microseconds.
         instances: of all groups, on each server.
         is_batching: whether it has `dynamic_batching`.
-        max_in_flight: of all workers together at one server.
+        max_in_flight: of all workers together at one server; 0 where there is no gateway before it.
     """
 
     max_batch_size: int
     delay_us: int = 0
     instances: int = 1
     is_batching: bool = True
-    max_in_flight: int = 256
+    max_in_flight: int = 0
 
     def __str__(self) -> str:
         batching = f"delay {self.delay_us} us" if self.is_batching else "no dynamic_batching"
+        gate = f", {self.max_in_flight} in flight" if self.max_in_flight else ""
         return (
             f"max_batch_size {self.max_batch_size}, {batching}, {self.instances} "
-            f"instance{'' if self.instances == 1 else 's'}, {self.max_in_flight} in flight"
+            f"instance{'' if self.instances == 1 else 's'}{gate}"
         )
 
 

@@ -128,8 +128,8 @@ def test_neighbours_can_be_served():
     assert not any("max_batch_size 4" in one for one in told(least=5))
     unbatched = told(setting=Setting(max_batch_size=0, is_batching=False, instances=2))
     assert unbatched == [
-        "max_batch_size 0, no dynamic_batching, 3 instances, 256 in flight",
-        "max_batch_size 0, no dynamic_batching, 1 instance, 256 in flight",
+        "max_batch_size 0, no dynamic_batching, 3 instances",
+        "max_batch_size 0, no dynamic_batching, 1 instance",
     ]
     assert told(setting=Setting(max_batch_size=8, is_batching=False))[0].startswith("max_batch_size 8, delay 0 us")
 
@@ -165,12 +165,18 @@ def test_the_simulator_decides(changed, advised, monkeypatch):
 
 
 def test_what_is_simulated_is_what_was_seen():
-    one = situation(parts=MIXED, preferred=(4, 8), queue_timeout_us=7000, servers=3, setting=Setting(max_batch_size=32))
+    one = situation(
+        parts=MIXED,
+        preferred=(4, 8),
+        queue_timeout_us=7000,
+        servers=3,
+        setting=Setting(max_batch_size=32, max_in_flight=12),
+    )
     read = parse_world(world(one, 20.0))
     batching = read.models["m"].config.dynamic_batching
     assert batching.preferred_batch_size == (4, 8)
     assert batching.default_queue_policy.default_timeout_microseconds == 7000
-    assert (read.backends["triton"].replicas, read.backends["triton"].max_in_flight) == (3, 256)
+    assert (read.backends["triton"].replicas, read.backends["triton"].max_in_flight) == (3, 12)
     assert [(each.traffic.name, each.traffic.rows, each.traffic.slo_ms) for each in read.traffic] == [
         ("interactive", 1, 20.0),
         ("batch", 16, 20.0),
