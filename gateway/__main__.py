@@ -6,27 +6,23 @@ import typer
 
 from gateway import __version__
 from gateway.cli import (
-    advise,
     audit,
     backends,
     doctor,
     explain,
     keys,
-    load,
     models,
     overview,
-    plan,
     requests,
     rollouts,
-    rules,
     serve,
     shadows,
-    simulate,
     stack,
-    sweep,
     switches,
     usage,
 )
+from gateway.cli.rules import commands as rules
+from gateway.cli.tuning import advise, load, plan, simulate, sweep
 
 app = typer.Typer(
     help="One REST API in front of NVIDIA Triton, an in-process PyTorch runtime and LLM endpoints.",
@@ -39,19 +35,16 @@ for commands in (
     serve.app,
     overview.app,
     doctor.app,
+    explain.app,
+    backends.workers_app,
+    usage.app,
     load.app,
-    explain.app,
-    backends.workers_app,
-    usage.app,
-    plan.app,
-    explain.app,
-    backends.workers_app,
-    usage.app,
     sweep.app,
+    simulate.app,
+    plan.app,
+    advise.app,
 ):
     app.registered_commands += commands.registered_commands
-app.registered_commands += simulate.app.registered_commands
-app.registered_commands += advise.app.registered_commands
 app.add_typer(rules.app, name="rules")
 app.add_typer(switches.app, name="switches")
 app.add_typer(rollouts.app, name="rollouts")

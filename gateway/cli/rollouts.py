@@ -22,7 +22,7 @@ from gateway.cli.admin_client import (
     say,
     visible,
 )
-from gateway.cli.rule_words import guard_words
+from gateway.cli.rules.words import guard_words
 from gateway.cli.show import (
     add,
     clock,

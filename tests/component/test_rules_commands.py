@@ -191,13 +191,13 @@ def test_apply_shows_what_another_operator_has_changed_meanwhile(rules, store):
 
 def test_apply_asks_on_a_terminal_unless_told_not_to(rules, store, monkeypatch):
     monkeypatch.setattr("gateway.cli.show.is_terminal", lambda: True)
-    monkeypatch.setattr("gateway.cli.rule_files.stdin_text", lambda: said(HALVES))
+    monkeypatch.setattr("gateway.cli.rules.files.stdin_text", lambda: said(HALVES))
     done = rules("apply", "-", stdin="n\n")
     assert (done.exit_code, store.now.revision) == (1, 1)
     assert "put this in force in place of revision 1?" in done.stderr
     assert done.stderr.endswith("nothing was changed\n")
     assert rules("apply", "-", stdin="y\n").exit_code == 0
-    monkeypatch.setattr("gateway.cli.rule_files.stdin_text", lambda: said(RULES))
+    monkeypatch.setattr("gateway.cli.rules.files.stdin_text", lambda: said(RULES))
     assert rules("apply", "-", "--yes", stdin="").exit_code == 0
     assert store.now.revision == 3
 

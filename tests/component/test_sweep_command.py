@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.__main__ import app
-from gateway.cli import sweep as command
+from gateway.cli.tuning import sweep as command
 from gateway.tuning.curves import parse_curve
 from gateway.tuning.sweep.settings import Axes
 from local_runtime.repository.parsing import parse

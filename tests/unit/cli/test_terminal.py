@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from gateway.__main__ import app
 from gateway.cli.admin_client import Admin, Failure, visible
-from gateway.cli.rule_words import changes_text
+from gateway.cli.rules.words import changes_text
 from gateway.cli.show import add, fields, show, show_json, table
 
 ORDERS = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202egnp.exe\u200b\x7f"

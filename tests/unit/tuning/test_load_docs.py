@@ -6,7 +6,7 @@ from pathlib import Path
 import typer.main
 import yaml
 
-from gateway.cli.load import app
+from gateway.cli.tuning.load import app
 from gateway.tuning.load.outcomes import WORDS
 from gateway.tuning.load.traffic_file import part
 

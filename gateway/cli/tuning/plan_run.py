@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
-from gateway.cli.plan_words import plan_document, show_plan
 from gateway.cli.show import show_json
+from gateway.cli.tuning.plan_words import plan_document, show_plan
 from gateway.tuning.planning import PERCENTILES, Found, Setting, search, settings_of
 from gateway.tuning.planning_worlds import SimulatedProbe, Situation, document_of, situation_of
 from gateway.tuning.report import Report

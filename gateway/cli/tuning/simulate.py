@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gateway.cli.admin_client import EXIT_USAGE, Failure
 from gateway.cli.show import examples, show, show_json
-from gateway.tuning import rendering
-from gateway.tuning.report import Report
-from gateway.tuning.simulation.run import simulate as simulated
-from gateway.tuning.simulation.world import World, WorldError, changed, load_document, parse_world
+
+if TYPE_CHECKING:
+    from gateway.tuning.report import Report
+    from gateway.tuning.simulation.world import World
 
 app = typer.Typer()
 
@@ -43,6 +43,9 @@ def simulate(
 
     Exit codes: 0 simulated, 2 usage, or a world that cannot be.
     """
+    from gateway.tuning.simulation.run import simulate as simulated
+    from gateway.tuning.simulation.world import WorldError
+
     for path in (csv, html):
         if path is not None and not path.parent.is_dir():
             raise Failure(f"{path}: there is no such folder", EXIT_USAGE)
@@ -56,7 +59,14 @@ def simulate(
     _tell(report, csv=csv, html=html, as_json=as_json)
 
 
-def _world(path: Path, changes: Sequence[str]) -> World:
+def _world(path: Path, changes: Sequence[str]) -> "World":
+    from gateway.tuning.simulation.world import (
+        WorldError,
+        changed,
+        load_document,
+        parse_world,
+    )
+
     document: dict[str, Any] = load_document(path)
     for one in changes:
         field, is_there, value = one.partition("=")
@@ -69,7 +79,9 @@ def _world(path: Path, changes: Sequence[str]) -> World:
     return parse_world(document, folder=path.parent)
 
 
-def _tell(report: Report, *, csv: Path | None, html: Path | None, as_json: bool) -> None:
+def _tell(report: "Report", *, csv: Path | None, html: Path | None, as_json: bool) -> None:
+    from gateway.tuning import rendering
+
     for path, text in ((csv, rendering.csv_text(report)), (html, rendering.html_text([report]))):
         if path is not None:
             try:
@@ -83,7 +95,7 @@ def _tell(report: Report, *, csv: Path | None, html: Path | None, as_json: bool)
 
 
 @contextmanager
-def _shown(world: World, *, is_quiet: bool) -> Iterator[Callable[[float], object] | None]:
+def _shown(world: "World", *, is_quiet: bool) -> Iterator[Callable[[float], object] | None]:
     """How far the simulated time is, on stderr where somebody sees it."""
     console = Console(stderr=True)
     if is_quiet or not console.is_terminal:

@@ -91,8 +91,8 @@ def load(  # noqa: PLR0917 - Typer declares options as parameters
 
     Exit codes: 0 measured (an SLO held), 1 an SLO was not held, 2 usage, 3 nobody answers. Ctrl-C ends early.
     """
-    from gateway.cli.load_plan import Given
-    from gateway.cli.load_run import offer
+    from gateway.cli.tuning.load_plan import Given
+    from gateway.cli.tuning.load_run import offer
 
     given = Given(
         url=url,

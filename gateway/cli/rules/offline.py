@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
-from gateway.cli.rule_files import RuleFile
+from gateway.cli.rules.files import RuleFile
 from gateway.core.rules import parse_rules, rules_document, warnings_of
 from gateway.core.rules.diff import changes
 from gateway.core.rules.fields import RuleError

@@ -50,7 +50,7 @@ def plan(  # noqa: PLR0917 - Typer declares options as parameters
 
     Exit codes: 0 a plan, 1 no setting within the bounds holds the SLO, 2 usage.
     """
-    from gateway.cli.plan_run import Asked, run  # here: the simulator is only for who plans
+    from gateway.cli.tuning.plan_run import Asked, run  # here: the simulator is only for who plans
 
     run(
         Asked(

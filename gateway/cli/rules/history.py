@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli import rule_words
 from gateway.cli.admin_client import (
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -17,7 +16,8 @@ from gateway.cli.admin_client import (
     admin_of,
     query,
 )
-from gateway.cli.rule_files import written
+from gateway.cli.rules import words
+from gateway.cli.rules.files import written
 from gateway.cli.show import add, clock, confirm, examples, fields, finish, show, show_json, table, warn, when
 
 app = typer.Typer()
@@ -56,7 +56,7 @@ def show_revision(
         show_json(found)
         return
     show(fields({"at": clock(found["at"]), "by": found["by"], "what": found["action"], "note": found["note"]}))
-    show(rule_words.rules_table(found["rules"], f"rules, revision {found['revision']}"))
+    show(words.rules_table(found["rules"], f"rules, revision {found['revision']}"))
 
 
 @app.command(epilog=examples("gateway rules rollback --note 'version 2 is slow'", "gateway rules rollback 41 --yes"))
@@ -79,7 +79,7 @@ def rollback(
     wanted = _before(admin, current) if revision is None else revision
     changes = admin.call("GET", f"/rules/diff{query(**{'from': current, 'to': wanted})}")["changes"]
     if not as_json:
-        show(rule_words.changes_text(changes) if changes else f"revision {wanted} is no other set than {current}")
+        show(words.changes_text(changes) if changes else f"revision {wanted} is no other set than {current}")
     confirm(f"put revision {wanted} in force in place of {current}?", yes=yes)
     body = {"revision": wanted, **({"note": note} if note else {})}
     changed = admin.call("POST", "/rules/rollback", body=body, revision=current)

@@ -9,7 +9,6 @@ import typer
 import yaml
 from rich.console import Console
 
-from gateway.cli import rule_words, rules_history
 from gateway.cli.admin_client import (
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -24,7 +23,8 @@ from gateway.cli.admin_client import (
     query,
     say,
 )
-from gateway.cli.rule_files import RuleFile, read
+from gateway.cli.rules import history, words
+from gateway.cli.rules.files import RuleFile, read
 from gateway.cli.show import clock, confirm, examples, finish, show, show_json, warn
 
 EXIT_DIFFERENT = 1  # of `diff`, as of diff(1), which has 2 for trouble
@@ -38,7 +38,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done on all workers, 1 refused or not on all workers, 2 usage, 3 no control plane. "
     "Of `diff`: 0 no difference, 1 differences, 2 trouble, 3 no control plane.",
 )
-app.registered_commands += rules_history.app.registered_commands
+app.registered_commands += history.app.registered_commands
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="YAML or JSON: `rules:` with a list, or the list; - = stdin.")
@@ -54,7 +54,7 @@ def get(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken
     if as_json:
         show_json(current)
         return
-    show(rule_words.rules_table(current["rules"], f"rules, revision {current['revision']}"))
+    show(words.rules_table(current["rules"], f"rules, revision {current['revision']}"))
     if frozen := current.get("frozen"):
         typer.echo(
             f"changes are frozen until {clock(frozen['expires_at'])} UTC by {frozen['owner']}: {frozen['reason']}",
@@ -129,7 +129,7 @@ def check(
     """
     given = read(file)
     if offline:
-        from gateway.cli.rules_offline import checked
+        from gateway.cli.rules.offline import checked
 
         found = checked(given, config)
     else:
@@ -145,7 +145,7 @@ def check(
         typer.echo(f"warning: {UNREADABLE}", err=True)
     else:
         _show_changes(found["changes"])
-    for line in rule_words.dry_run_words(found["dry_run"]) if found.get("dry_run") else ():
+    for line in words.dry_run_words(found["dry_run"]) if found.get("dry_run") else ():
         say(line)
 
 
@@ -227,7 +227,7 @@ def _patch(admin: Admin, name: str, change: Mapping[str, Any], *, as_json: bool)
     if as_json:
         show_json(changed)
     else:
-        show(rule_words.rules_table([changed["rule"]], f"rules, revision {changed['revision']}"))
+        show(words.rules_table([changed["rule"]], f"rules, revision {changed['revision']}"))
     warn(changed)
     finish(changed, f"saved as revision {changed['revision']}", quiet=as_json)
 
@@ -262,7 +262,7 @@ def _put(admin: Admin, given: RuleFile, note: str, revision: int) -> dict[str, A
         meanwhile = refusal.document.get("changes")
         if refusal.document.get("status") == HTTPStatus.PRECONDITION_FAILED and meanwhile:
             typer.echo(f"changed meanwhile, since revision {revision}:", err=True)
-            Console(stderr=True).print(rule_words.changes_text(meanwhile), soft_wrap=True)
+            Console(stderr=True).print(words.changes_text(meanwhile), soft_wrap=True)
         raise Failure(_lined(refusal, given).line, refusal.exit_code) from refusal
 
 
@@ -305,6 +305,6 @@ def _samples(file: Path) -> list[Any]:
 
 def _show_changes(changes: list[Mapping[str, Any]]) -> None:
     if changes:
-        show(rule_words.changes_text(changes))
+        show(words.changes_text(changes))
     else:
         typer.echo("no differences")

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, say, stack_told
-from gateway.cli.load_plan import Given, plan_of
 from gateway.cli.show import is_terminal, show, show_json
+from gateway.cli.tuning.load_plan import Given, plan_of
 from gateway.tuning import rendering
 from gateway.tuning.load import runner, session
 from gateway.tuning.load.asks import AskError

@@ -1,0 +1,1 @@
+"""`gateway rules`: the rules of the control plane, and those in files."""
