@@ -28,6 +28,7 @@ _MEANS: Final = (
     "each batch takes the mean time of its size; beside it the p99 of real batches has their spread in it",
     "what a request takes between the gateway and the server is left out on both sides",
 )
+_ONE_SIZE: Final = "smaller batches, none of which was seen, take as long as those of {rows} rows"
 _CALLERS: Final = "the server was busy, so those who asked are taken for callers who ask again at once"
 
 
@@ -176,7 +177,11 @@ def _situation(facts: Facts, setup: Setup, traffic: Traffic, *, known: tuple[Lat
         qps=traffic.requests / traffic.window_s,
         at_server_ms=traffic.queue_ms + traffic.compute_ms,
         file=setup.file,
-        assumes=(*_MEANS, *((_CALLERS,) if any(part.callers for part in parts) else ())),
+        assumes=(
+            *_MEANS,
+            *((_CALLERS,) if any(part.callers for part in parts) else ()),
+            *((_ONE_SIZE.format(rows=largest),) if len(curve.compute_us) == 1 and largest > 1 else ()),
+        ),
     )
 
 

@@ -266,6 +266,14 @@ def test_a_situation_is_what_was_seen():
     assert one.at_server_ms == pytest.approx(34.0)
 
 
+def test_what_is_not_known_of_other_sizes_is_said():
+    one_size = {("triton", "m"): {6: BatchTimes(count=100, total_us=1e6)}}
+    (one,) = situations(facts(), one_size, texts={})
+    assert one.assumes[-1] == "smaller batches, none of which was seen, take as long as those of 6 rows"
+    (one,) = situations(facts(), TIMES, texts={})
+    assert not any("smaller batches" in line for line in one.assumes)
+
+
 def test_a_busy_server_has_callers():
     (one,) = situations(facts(busy=0.9), TIMES, texts={})
     assert one.parts == (Part(priority="interactive", callers=11, rows=3),)  # 7.4 at the servers, 4 at the gateway
