@@ -14,6 +14,7 @@ from gateway.backends.triton import addresses
 from gateway.serve import KILL_AFTER_S, operations
 from gateway.settings import load_settings
 from gateway.stack import llm_server
+from gateway.telemetry.page import Page
 from tests.kit.kubernetes import FOLDER, INSTALLATIONS, NAME, NAMESPACE, ROOT, Installation
 
 KUBERNETES = ("1.31.0", "1.37.0")  # the oldest and the newest that manifests are held against
@@ -21,7 +22,7 @@ CLIENTS = ("gateway", "admin")
 OF_OTHERS = {"ScaledObject", "PodMonitor", "ServiceMonitor"}  # whose schemas are not Kubernetes' own
 CONFIG = (ROOT / "deploy" / "gateway.yaml").read_text()
 SECRETS = (FOLDER / "secrets.env.example").read_text()
-OPS = {route.path for route in operations(ROOT, ("127.0.0.1", 1), None).routes}
+OPS = {route.path for route in operations(Page(ROOT), ("127.0.0.1", 1), None).routes}
 PROBES = {
     ("gateway", "ops"): OPS,
     ("admin", "http"): set(OPEN),
