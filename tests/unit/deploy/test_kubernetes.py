@@ -235,6 +235,8 @@ def test_exactly_the_flows_that_exist_are_open(made):
         inner |= {(part, "redis", 6379) for part in CLIENTS}
     else:
         outer |= {(part, "10.0.0.0/8", port) for part in CLIENTS for port in (6379, 26379)}
+    if "to-collector" in made.of("NetworkPolicy"):
+        outer |= {("gateway", "namespace monitoring", 4318)}
     names = {(part, "namespace kube-system", 53) for part in CLIENTS}
     assert made.flows("egress") == inner | outer | names
     monitored = (

@@ -109,6 +109,7 @@ def test_prometheus_asks_ports_that_there_are(keda):
         part = one["spec"]["selector"]["matchLabels"][NAME]
         asked |= {(part, keda.ports(part)[end["port"]]) for end in one["spec"]["podMetricsEndpoints"]}
         assert name == part
+        assert one["spec"]["jobLabel"] == NAME  # so that alerts find it by the name of docker-compose.yml's Prometheus
     for one in keda.of("ServiceMonitor").values():
         wanted = one["spec"]["selector"]["matchLabels"]
         found = [s for s in keda.of("Service").values() if s["metadata"].get("labels") == wanted]
