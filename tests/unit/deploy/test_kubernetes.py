@@ -222,6 +222,15 @@ def test_no_gateway_looks_for_a_triton_that_stops(made):
     assert made.pods()["triton"]["spec"]["terminationGracePeriodSeconds"] > sleep_s + exit_s
 
 
+def test_a_pod_that_still_waits_for_the_repository_can_be_deleted_at_once(made):
+    """The first process of a container heeds no signal that it has no handler for: the grace would pass, 640 s."""
+    waits = [one for pod in made.pods().values() for one in pod["spec"].get("initContainers", ())]
+    assert len(waits) == 2
+    for one in waits:
+        shell, option, script = one["command"]
+        assert (shell, option, script.partition(";")[0]) == ("sh", "-c", "trap 'exit 143' TERM")
+
+
 def test_the_control_plane_stops_within_its_grace(made, tmp_path, monkeypatch):
     settings = _settings(made, "admin", tmp_path, monkeypatch)
     assert made.pods()["admin"]["spec"]["terminationGracePeriodSeconds"] > settings.server.drain_timeout_s
