@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from prometheus_client import CollectorRegistry, multiprocess
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,7 +28,7 @@ from starlette.routing import Route
 from gateway.console.mount import MAX_MESSAGE_BYTES, console
 from gateway.http_server import bind, serve_app
 from gateway.settings import EXIT_CONFIG, LOCAL_SOCKET_ENV, METRICS_DIR_ENV, ConfigError, LocalSettings, Settings
-from gateway.wiring import configure_logging, data_plane, metrics_page
+from gateway.wiring import Page, configure_logging, data_plane
 from gateway.wiring_control import control_plane
 
 RESTART_PAUSE_S = 0.5
@@ -102,14 +102,14 @@ async def serve(config: Path, settings: Settings) -> int:
         bind(server.ops_host, server.ops_port) as ops_listener,
         tempfile.TemporaryDirectory(prefix="gateway-") as folder,
     ):
-        metrics = Path(folder)
+        metrics = Page(Path(folder))
         # Torch's threads must not spin while they wait: they would take the cores from everything else.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, METRICS_DIR_ENV: folder}
         # From the first moment to the last: a worker that drains is still scraped.
         page = operations(metrics, listener.getsockname(), stop)
         ops = asyncio.create_task(serve_app(page, [ops_listener], ended, drain_s=1))
         try:
-            async with _shared_runtime(settings, metrics, environment, stop) as shared:
+            async with _shared_runtime(settings, Path(folder), environment, stop) as shared:
                 where = ("--config", str(config), "--fd", str(listener.fileno()))
                 command = (*_MODULE, "worker", *where, "--workers", str(server.workers))
                 worker = Child(
@@ -142,18 +142,18 @@ async def _close_on(stop: asyncio.Event, listener: socket.socket) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A process of ours, started again when it dies. `metrics`: where it writes the metrics that are summed."""
+    """A process of ours, started again when it dies. `metrics`: the page that has its own, if it has any."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    metrics: Path
+    metrics: Page | None = None
     fds: tuple[int, ...] = ()
 
     async def run(self, stop: asyncio.Event, *, drain_s: float) -> int:
         """Keep one process alive until `stop`; a configuration that cannot be served stops everything."""
         pause_s = RESTART_PAUSE_S
-        while True:
+        while not stop.is_set():
             began_s = time.monotonic()
             process = await asyncio.create_subprocess_exec(
                 *self.command, env=dict(self.environment), pass_fds=self.fds, stdin=asyncio.subprocess.PIPE
@@ -161,7 +161,7 @@ class Child:
             is_stopped = await _ended_or(stop, process)
             if is_stopped:
                 await _end(process, drain_s=drain_s)
-            multiprocess.mark_process_dead(process.pid, str(self.metrics))  # type: ignore[no-untyped-call]  # untyped
+            await self._add_up(process.pid)
             if is_stopped:
                 return 0
             if process.returncode == EXIT_CONFIG:
@@ -175,6 +175,15 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await stop.wait()
+        return 0
+
+    async def _add_up(self, pid: int) -> None:
+        if self.metrics is None:
+            return
+        try:
+            await asyncio.to_thread(self.metrics.ended, pid)
+        except OSError as error:
+            _log.warning("metrics of a process that has ended cannot be added up", extra={"reason": str(error)})
 
 
 async def _ended_or(stop: asyncio.Event, process: asyncio.subprocess.Process) -> bool:
@@ -218,7 +227,7 @@ async def _shared_runtime(
         *("--model-control-mode", "explicit", *models),  # as in one worker's own: admin keys load and unload on /v2
         *("--http", "none", "--grpc", f"unix:{path}", "--until-stdin-closes"),
     )
-    child = Child(name="local runtime", command=command, environment=environment, metrics=folder)
+    child = Child(name="local runtime", command=command, environment=environment)
     stop_runtime = asyncio.Event()
     running = asyncio.create_task(child.run(stop_runtime, drain_s=KILL_AFTER_S))
     try:
@@ -241,11 +250,11 @@ async def _loaded(path: Path, running: asyncio.Task[int], stop: asyncio.Event) -
         raise ConfigError(f"the local runtime was not ready within {RUNTIME_START_S:g} s") from None
 
 
-def operations(metrics: Path, address: tuple[str, int], stop: asyncio.Event) -> Starlette:
+def operations(metrics: Page, address: tuple[str, int], stop: asyncio.Event) -> Starlette:
     """The operations listener's paths. `address` is where the data plane listens."""
 
     async def page_of_metrics(request: Request) -> Response:
-        page, kind = await asyncio.to_thread(metrics_page, metrics, request.headers.get("accept", ""))
+        page, kind = await asyncio.to_thread(metrics.read, request.headers.get("accept", ""))
         return Response(page, headers={"content-type": kind, "vary": "accept"})
 
     async def live(_: Request) -> Response:

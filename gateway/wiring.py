@@ -49,7 +49,7 @@ from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
-from gateway.telemetry.page import metrics_page
+from gateway.telemetry.page import Page
 from gateway.wiring_backends import open_backends
 from gateway.wiring_stores import lies_together, monotonic_us, open_redis, open_stores, wall_us
 from gateway.wiring_traces import open_traces
@@ -291,4 +291,4 @@ def _models(settings: Settings) -> Mapping[str, str]:
     return names
 
 
-__all__ = ["configure_logging", "data_plane", "metrics_page", "monotonic_us", "wall_us"]
+__all__ = ["Page", "configure_logging", "data_plane", "monotonic_us", "wall_us"]

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.keys import ApiKey
 from gateway.core.types import Limit, Priority
 from gateway.settings import LimitSettings
 from gateway.settings.access import ModelName, Origin, Tenant
 
 MAX_GRACE_S: Final = 30 * 24 * 3600
-_NANO: Final = 1_000_000_000
 
 
 def _own(limit: LimitSettings) -> LimitSettings:
@@ -131,7 +131,7 @@ def _scopes(key: ApiKey) -> tuple[str, ...]:
 
 def _limit_out(limit: Limit) -> LimitSettings:
     """As it was given."""
-    amount = limit.amount / _NANO if limit.kind == "usd" else limit.amount
+    amount = limit.amount / NANO_USD_PER_USD if limit.kind == "usd" else limit.amount
     given = {
         limit.kind: amount,
         "per": limit.per or None,

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.rate_limit import ANY, PERIODS_US
 from gateway.core.types import Limit, LimitState, Recalled, Route, Usage, Verdict
 
-_NANO = 1_000_000_000
 _SECOND_US: Final = 1_000_000
 _AS_THEY_ARE = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~%"
 _UNITS: Final = {"requests": "", "concurrent": ';qu="concurrent-requests"'}  # the draft's own; requests by default
@@ -131,7 +131,7 @@ def cost_headers(usage: Usage) -> dict[str, str]:
 
 def usd(nano_usd: int) -> str:
     """1e-9 US dollars as plain decimal dollars, exact: `0.00004`, `12`; a number in JSON too."""
-    whole, rest = divmod(nano_usd, _NANO)
+    whole, rest = divmod(nano_usd, NANO_USD_PER_USD)
     return f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
 
 

@@ -78,23 +78,8 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
     if not 1 <= span_s <= 3600:  # noqa: PLR2004 - what `/overview` keeps
         raise Failure("--for: between 1s and 1h", EXIT_USAGE)
     admin = admin_of(admin_url, admin_token)
-    stack = (
-        told if (told := stack_told()).get("admin_url") == admin.url else {}
-    )  # another stack's addresses are not ours
-    places = Places(
-        ops_url=ops_url or str(stack.get("ops_url", "")),
-        servers=servers or ([str(stack["triton_http"])] if stack.get("triton_http") else ()),
-        metrics=metrics or (),
-    )
-    looker = Looker(admin, _settings(config), places)
-    try:
-        before = looker.look(span_s)
-        _wait(span_s)
-        facts = looker.facts(before, looker.look(span_s), target_p99_ms=target_p99)
-    except Refusal as refusal:
-        # Status 1 means findings here, and nothing else.
-        code = EXIT_UNREACHABLE if refusal.exit_code == EXIT_REFUSED else refusal.exit_code
-        raise Failure(refusal.line, code) from refusal
+    places = _places(admin.url, ops_url=ops_url, servers=servers or (), metrics=metrics or ())
+    facts = _seen(Looker(admin, _settings(config), places), span_s=span_s, target_p99_ms=target_p99)
     found = examine(facts)
     if as_json:
         told = {"window_s": round(facts.window_s, 3), "findings": [asdict(one) for one in found]}
@@ -102,6 +87,26 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
     else:
         _tell(found, facts)
     raise typer.Exit(EXIT_REFUSED if found else 0)
+
+
+def _places(admin_url: str, *, ops_url: str, servers: Sequence[str], metrics: Sequence[str]) -> Places:
+    """What is not given is as `gateway up` left it, if it left this control plane: another stack's is not ours."""
+    told = stack_told()
+    stack = told if told.get("admin_url") == admin_url else {}
+    found = [str(stack["triton_http"])] if stack.get("triton_http") else ()
+    return Places(ops_url=ops_url or str(stack.get("ops_url", "")), servers=servers or found, metrics=metrics)
+
+
+def _seen(looker: Looker, *, span_s: int, target_p99_ms: float | None) -> Facts:
+    """Two looks, and what they say together."""
+    try:
+        before = looker.look(span_s)
+        _wait(span_s)
+        return looker.facts(before, looker.look(span_s), target_p99_ms=target_p99_ms)
+    except Refusal as refusal:
+        # Status 1 means findings here, and nothing else.
+        code = EXIT_UNREACHABLE if refusal.exit_code == EXIT_REFUSED else refusal.exit_code
+        raise Failure(refusal.line, code) from refusal
 
 
 def _settings(path: Path) -> Settings:

@@ -116,14 +116,13 @@ class Looker:
         for server in self.places.servers:
             backends, url = self._backends_at(server)
             for config in self._configs(url) if backends else ():
-                faults = {field: reason for _, field, reason in advice(config) if field == "dynamic_batching"}
                 for backend in backends:
                     file = found.get((backend, str(config["name"])))
                     setup = setup_of(
                         config,
                         backend=backend,
                         file=file.file if file else url,
-                        faults={**(file.faults if file else {}), **faults},
+                        faults={**(file.faults if file else {}), **_advised(config)},
                     )
                     found[setup.name] = setup
         return list(found.values())
@@ -159,7 +158,7 @@ class Looker:
         for name, model in document["models"].items():
             for file, read in model["configs"].items():
                 config: Mapping[str, Any] = {"name": name} | (read["config"] or {})
-                faults = {field: reason for _, field, reason in advice(config) if field == "dynamic_batching"}
+                faults = _advised(config)
                 if finding := wrong.get(name):
                     faults["sequence_batching"] = finding.reason
                 yield setup_of(
@@ -242,6 +241,11 @@ class Looker:
             self.unseen["GPU memory: no server tells (--metrics-url: Triton's metrics page)"] = None
         if look.overview.get("is_stale") or not any(one["is_on"] for one in look.backends):
             self.unseen["what workers see now: none has told anything for some seconds"] = None
+
+
+def _advised(config: Mapping[str, Any]) -> dict[str, str]:
+    """What `gateway check` says against a configuration's dynamic batching, by the field."""
+    return {field: reason for _, field, reason in advice(config) if field == "dynamic_batching"}
 
 
 def _is_sequence(contract: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.types import Caller, Limit, LimitState, Priority, Verdict
 
 PERIODS_US: Final = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
@@ -21,8 +22,7 @@ UNITS: Final = {"requests": "requests", "tokens": "tokens", "usd": "USD", "concu
 ANY: Final = "*"
 MOST: Final = 2**51
 """No cost is above it, so that sums are exact in doubles; it is more than any limit gives (71 years, 2 million USD)."""
-_NANO: Final = 1_000_000_000
-MOST_OF: Final = {"requests": 10**9, "tokens": 10**12, "usd": 10**6 * _NANO, "concurrent": 10**6}
+MOST_OF: Final = {"requests": 10**9, "tokens": 10**12, "usd": 10**6 * NANO_USD_PER_USD, "concurrent": 10**6}
 """The largest limit of each kind; of money in 1e-9 dollars. No burst is above that of tokens."""
 MAX_WINDOW_US: Final = 10 * 365 * PERIODS_US["day"]  # far below 2^52, up to which Redis's Lua counts exactly
 
@@ -218,7 +218,7 @@ def name_of(limit: Limit) -> str:
 
     A rate that lets fewer, or more, come at once says so: who is refused sooner than it seems to promise knows why.
     """
-    amount = f"{limit.amount / _NANO:g}" if limit.kind == "usd" else str(limit.amount)
+    amount = f"{limit.amount / NANO_USD_PER_USD:g}" if limit.kind == "usd" else str(limit.amount)
     period = f" per {limit.per}" if limit.per else ""
     whose = {"key": "", "tenant": " of the tenant", "all": " of all callers", "token": " of the token"}[limit.shared_by]
     scope = "".join(f" for the {name} {value}" for name, value in _scope(limit))

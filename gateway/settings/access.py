@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.keys import NAME, ORIGIN, TENANT
 from gateway.core.rate_limit import MOST_OF, is_sound
 from gateway.core.types import Caller, Limit, Priority
 from gateway.settings.section import Section
 
-_NANO: Final = 1_000_000_000
 _KINDS: Final = ("requests", "tokens", "usd", "concurrent")
 _NAME: Final = f"^{NAME.pattern}$"
 
@@ -23,7 +23,7 @@ class LimitSettings(Section):
     per: Literal["second", "minute", "hour", "day", "month"] | None = None
     requests: int | None = Field(default=None, ge=1, le=MOST_OF["requests"])
     tokens: int | None = Field(default=None, ge=1, le=MOST_OF["tokens"])
-    usd: float | None = Field(default=None, gt=0, le=MOST_OF["usd"] / _NANO)
+    usd: float | None = Field(default=None, gt=0, le=MOST_OF["usd"] / NANO_USD_PER_USD)
     concurrent: int | None = Field(
         default=None, ge=1, le=MOST_OF["concurrent"], description="requests that are under way"
     )
@@ -59,7 +59,7 @@ class LimitSettings(Section):
         """The same as the limiter takes it."""
         kind: Any = next(kind for kind in _KINDS if getattr(self, kind) is not None)
         given = getattr(self, kind)
-        amount = round(given * _NANO) if kind == "usd" else int(given)
+        amount = round(given * NANO_USD_PER_USD) if kind == "usd" else int(given)
         return Limit(
             kind=kind,
             amount=max(1, amount),

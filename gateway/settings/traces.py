@@ -48,7 +48,7 @@ class TracesSettings(Section):
         if not self.is_on() or all(map(_is_installed, _PACKAGES)):
             return ""
         where = "telemetry.traces.endpoint" if self.endpoint else next(n for n in _ENDPOINTS if os.environ.get(n))
-        return f"{where}: traces need the extra `otel`: pip install 'hybrid-inference-gateway[otel]'"
+        return f"{where}: traces need the extra `otel`, which is not installed (docs/traces.md)"
 
 
 def _is_installed(package: str) -> bool:

@@ -34,17 +34,18 @@ def lines(stack: Mapping[str, Any], run: RunDir) -> list[str]:
         f"Redis    {stack['redis_url']}",
         f"key      {stack['key']}",
         "",
-        *(() if is_found else (*_found_by_environment(stack["admin_url"], token), "")),
+        *(() if is_found else (*_found_by_environment(stack, token), "")),
         "Try:",
         *(f"  {call}" for call in tries),
         "",
     ]
 
 
-def _found_by_environment(admin_url: str, token: Path) -> list[str]:
+def _found_by_environment(stack: Mapping[str, Any], token: Path) -> list[str]:
     """How commands such as `gateway rules` reach a stack whose folder they do not look into."""
-    exported = f"GATEWAY_ADMIN_URL={admin_url} GATEWAY_ADMIN_TOKEN=$(cat {shlex.quote(str(token.absolute()))})"
-    return ["For `gateway rules`, `switches`, `keys` and the other commands:", f"  export {exported}"]
+    urls = f"GATEWAY_ADMIN_URL={stack['admin_url']} GATEWAY_OPS_URL={stack['ops_url']}"
+    exported = f"{urls} GATEWAY_ADMIN_TOKEN=$(cat {shlex.quote(str(token.absolute()))})"
+    return ["For `gateway rules`, `switches`, `doctor` and the other commands:", f"  export {exported}"]
 
 
 def how_to_stop(run: RunDir) -> str:

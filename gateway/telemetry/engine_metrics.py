@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.core.types import EngineLoad
+from gateway.telemetry.labels import Known
 
 
 class EngineMetrics:
@@ -25,12 +26,16 @@ class EngineMetrics:
             registry=registry,
             multiprocess_mode="livemostrecent",
         )
-        self._told: set[tuple[str, str]] = set()
-        self._told_kv: set[tuple[str, str]] = set()
+        self._servers = Known()
+        self._told: set[tuple[str, ...]] = set()
+        self._told_kv: set[tuple[str, ...]] = set()
 
     def told(self, backend: str, loads: Mapping[str, EngineLoad]) -> None:
         """A backend's servers, all that tell; one that has stopped telling is shown as empty."""
-        now = {(backend, replica): load for replica, load in loads.items()}
+        now: dict[tuple[str, ...], EngineLoad] = {}
+        for replica, load in loads.items():
+            at = self._servers(backend, replica)
+            now[at] = load if at not in now else _both(now[at], load)
         for key in self._told - now.keys():
             if key[0] == backend:
                 now[key] = EngineLoad(running=0, waiting=0)
@@ -41,3 +46,9 @@ class EngineMetrics:
                 self._kv_used.labels(*key).set(load.kv_used or 0.0)
                 self._told_kv.add(key)
         self._told |= now.keys()
+
+
+def _both(one: EngineLoad, other: EngineLoad) -> EngineLoad:
+    """Two servers as one."""
+    kv_used = max((load.kv_used for load in (one, other) if load.kv_used is not None), default=None)
+    return EngineLoad(running=one.running + other.running, waiting=one.waiting + other.waiting, kv_used=kv_used)

@@ -1,17 +1,18 @@
 """Exemplars: of each bucket of some histograms the newest request whose trace is sampled, of all workers together.
 
 The library keeps none where several processes are summed. So each worker writes its own to a file beside those of
-its metrics, and the page (`page`) has them from there. A file stays after its worker, as the buckets do that it
+its metrics, and the page (`page`) has them from there. They stay after their worker, as the buckets do that it
 counted: an exemplar that was gone again would bring an older one back, which Prometheus refuses.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -109,12 +110,38 @@ class Folder:
 
 def read(folder: Path) -> Mapping[Bucket, Exemplar]:
     """The newest of each bucket, of all workers that write or wrote to `folder`."""
-    newest: dict[Bucket, Exemplar] = {}
-    for file in folder.glob(f"{_PREFIX}*.json"):
-        for row in orjson.loads(file.read_bytes()):
+    return {bucket: _exemplar(row) for bucket, row in _newest(folder.glob(f"{_PREFIX}*.json")).items()}
+
+
+def add_up(folder: Path, pid: int, ended: str) -> None:
+    """Add those of a worker that has ended to the file of all that have, named by `ended` instead of a process id."""
+    own, into = (folder / f"{_PREFIX}{one}.json" for one in (pid, ended))
+    own.with_suffix(".new").unlink(missing_ok=True)
+    if own.exists():
+        new = into.with_suffix(".new")
+        new.write_bytes(orjson.dumps(list(_newest((into, own)).values())))
+        new.replace(into)
+        own.unlink()
+
+
+def _newest(files: Iterable[Path]) -> Mapping[Bucket, Mapping[str, Any]]:
+    newest: dict[Bucket, Mapping[str, Any]] = {}
+    for file in files:
+        for row in _rows(file):
             bucket = (row["histogram"], frozenset(row["labels"].items()), float(row["le"]))
-            one = Exemplar({"trace_id": row["trace_id"]}, row["value"], row["time"])
             before = newest.get(bucket)
-            if before is None or (before.timestamp or 0.0) < row["time"]:
-                newest[bucket] = one
+            if before is None or before["time"] < row["time"]:
+                newest[bucket] = row
     return newest
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """What a file holds; nothing where it is not there, or not whole: no exemplar is worth the page."""
+    with contextlib.suppress(OSError, orjson.JSONDecodeError):
+        rows: list[dict[str, Any]] = orjson.loads(file.read_bytes())
+        return rows
+    return []
+
+
+def _exemplar(row: Mapping[str, Any]) -> Exemplar:
+    return Exemplar({"trace_id": row["trace_id"]}, row["value"], row["time"])

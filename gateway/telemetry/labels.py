@@ -34,6 +34,25 @@ class Children(dict[tuple[str, ...], Metric], Generic[Metric]):
         return child
 
 
+class Known:
+    """The labels of what operators and servers bring and take away: the first `limit` over the life of a process.
+
+    A series that was there once stays. So whatever else comes is `OTHER` of the same first label, the backend.
+    """
+
+    def __init__(self, limit: int = MAX_NAMES) -> None:
+        self._limit = limit
+        self._known: set[tuple[str, ...]] = set()
+
+    def __call__(self, *labels: str) -> tuple[str, ...]:
+        """`labels`, or those that stand for them."""
+        if labels not in self._known:
+            if len(self._known) >= self._limit:
+                return (labels[0], *(OTHER for _ in labels[1:]))
+            self._known.add(labels)
+        return labels
+
+
 class Names:
     """The names of places and rules that may stand in labels."""
 

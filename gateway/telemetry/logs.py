@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.errors import InternalError
 from gateway.core.types import Place, Usage
 from gateway.core.watching.record import RequestRecord
@@ -19,7 +20,6 @@ ACCESS: Final = "gateway.access"
 FLUSH_S: Final = 0.1
 MAX_LINES: Final = 1000
 MAX_DETAIL: Final = 1000  # characters; callers' own texts may come in it
-NANO: Final = 1_000_000_000
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -172,7 +172,7 @@ def _used(usage: Usage) -> Mapping[str, Any]:
         "cached_tokens": usage.cached_tokens,
         "reasoning_tokens": usage.reasoning_tokens,
         "estimated": usage.is_estimated or None,
-        "cost_usd": None if usage.cost_nano_usd is None else usage.cost_nano_usd / NANO,
+        "cost_usd": None if usage.cost_nano_usd is None else usage.cost_nano_usd / NANO_USD_PER_USD,
     }
     return {name: value for name, value in known.items() if value is not None}
 

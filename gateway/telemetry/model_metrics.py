@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.core.models import ModelFigures
+from gateway.telemetry.labels import Known
 
 
 class ModelMetrics:
@@ -34,10 +35,11 @@ class ModelMetrics:
             )
         }
         self._known: dict[str, set[tuple[str, ...]]] = {name: set() for name in self._gauges}
+        self._models = Known()
 
     def told(self, backend: str, figures: Sequence[ModelFigures]) -> None:
         """A backend's statistics, all of them."""
-        for name, values in _sums(backend, figures).items():
+        for name, values in _sums(backend, figures, self._models).items():
             gauge, known = self._gauges[name], self._known[name]
             for labels in known - values.keys():
                 if labels[0] == backend:  # a server that was started again counts from nothing
@@ -47,7 +49,9 @@ class ModelMetrics:
             known.update(values)
 
 
-def _sums(backend: str, figures: Sequence[ModelFigures]) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+def _sums(
+    backend: str, figures: Sequence[ModelFigures], models: Known
+) -> Mapping[str, Mapping[tuple[str, ...], float]]:
     """By metric and labels, what all replicas together have counted."""
     requests: Counts[tuple[str, ...]] = Counts()
     inferences: Counts[tuple[str, ...]] = Counts()
@@ -55,7 +59,7 @@ def _sums(backend: str, figures: Sequence[ModelFigures]) -> Mapping[str, Mapping
     micros: Counts[tuple[str, ...]] = Counts()
     batches: Counts[tuple[str, ...]] = Counts()
     for one in figures:
-        model = (backend, one.model, one.version)
+        model = models(backend, one.model, one.version)
         requests.update({(*model, "ok"): one.requests, (*model, "failed"): one.failures})
         inferences[model] += one.inferences
         executions[model] += one.executions
@@ -63,7 +67,7 @@ def _sums(backend: str, figures: Sequence[ModelFigures]) -> Mapping[str, Mapping
         micros[(*model, "compute_input")] += one.compute_input_us
         micros[(*model, "compute_infer")] += one.compute_infer_us
         micros[(*model, "compute_output")] += one.compute_output_us
-        batches.update({(backend, one.model, str(size)): count for size, count in one.batch_sizes.items()})
+        batches.update({(*model[:2], str(size)): count for size, count in one.batch_sizes.items()})
     seconds = {labels: total / 1e6 for labels, total in micros.items()}
     return {
         "requests": requests,

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.types import OpenAIPayload, Usage
 from gateway.core.watching.record import RequestRecord
 from gateway.core.watching.steps import Tried
@@ -146,7 +147,7 @@ def _used(usage: Usage) -> dict[str, Value]:
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
-        "gateway.cost_usd": None if usage.cost_nano_usd is None else usage.cost_nano_usd / 1e9,
+        "gateway.cost_usd": None if usage.cost_nano_usd is None else usage.cost_nano_usd / NANO_USD_PER_USD,
     }
     return {name: value for name, value in told.items() if value is not None}
 

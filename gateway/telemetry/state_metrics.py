@@ -3,6 +3,7 @@
 import time
 from collections import Counter as Counts
 from collections.abc import Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -10,13 +11,18 @@ from gateway.core.breaker import Breaker
 from gateway.core.rules import RuleSet
 from gateway.core.switches import ACTIONS
 from gateway.core.types import Place
+from gateway.telemetry.labels import Known
+
+MAX_PLACES: Final = 2048
+"""Models and versions on replicas, over the life of a process: in a cluster each new pod is a replica."""
 
 
 class StateMetrics:
     """The gauges of one process, and what feeds them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._places: set[Place] = set()
+        self._breakers, self._healed = Known(MAX_PLACES), Known()
+        self._is_open: dict[tuple[str, ...], bool] = {}
         self._waiting = Gauge(
             "gateway_requests_waiting",
             "Requests that wait in the gateway, a backend's servers having as many as they may; once a second.",
@@ -65,11 +71,14 @@ class StateMetrics:
 
     def breakers(self, breakers: Mapping[Place, Breaker]) -> None:
         """All of them; one that is there no more is shown as shut."""
-        for place in self._places - breakers.keys():
-            self._breaker(place).set(0)
+        is_open = dict.fromkeys(self._is_open, False)
         for place, breaker in breakers.items():
-            self._breaker(place).set(breaker.open_until_us is not None)
-        self._places |= breakers.keys()
+            at = self._breakers(place.backend, place.model, place.version, place.replica)
+            is_open[at] = is_open.get(at, False) or breaker.open_until_us is not None
+        for at, now in is_open.items():
+            if self._is_open.get(at) is not now:
+                self._breaker_open.labels(*at).set(now)
+        self._is_open = is_open
 
     def rules(self, rules: RuleSet) -> None:
         """The set in force."""
@@ -86,7 +95,4 @@ class StateMetrics:
 
     def healed(self, place: Place, outcome: str) -> None:
         """A model whose process had died was loaded anew, or could not be."""
-        self._heals.labels(place.backend, place.model, outcome).inc()
-
-    def _breaker(self, place: Place) -> Gauge:
-        return self._breaker_open.labels(place.backend, place.model, place.version, place.replica)
+        self._heals.labels(*self._healed(place.backend, place.model), outcome).inc()

@@ -12,6 +12,7 @@ context follows it from task to task. A worker's spans wait in the SDK's own que
 """
 
 import asyncio
+import logging
 import os
 import random
 import threading
@@ -80,6 +81,8 @@ class Tracing:
         self._clock = clock
         self._endpoints = endpoints
         self._record_content = record_content
+        # It would write a line for each member of `tracestate` that an older specification did not know, at each span.
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 
     def begin(self, headers: Mapping[str, str], scope: Mapping[str, Any]) -> Trace:
         """The trace of a request that comes with these headers (names in small letters), or a new one.

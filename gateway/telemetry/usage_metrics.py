@@ -4,6 +4,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.types import Usage
 from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.exemplars import Folder, Newest
@@ -16,7 +17,6 @@ FIRST_TOKEN_BUCKETS: Final = (
 )
 # Those of OpenTelemetry's `gen_ai.server.time_per_output_token`; seconds.
 INTER_TOKEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-NANO: Final = 1_000_000_000
 
 
 class UsageMetrics:
@@ -79,7 +79,7 @@ class UsageMetrics:
                 self._inter_token[place].observe((record.total_us - record.first_token_us) / 1e6 / (made - 1))
         self._used(record.task, usage)
         if usage.cost_nano_usd is not None:
-            self._cost[place].inc(usage.cost_nano_usd / NANO)
+            self._cost[place].inc(usage.cost_nano_usd / NANO_USD_PER_USD)
 
     def _used(self, task: str, usage: Usage) -> None:
         for direction, count in (

@@ -292,6 +292,18 @@ async def test_a_receiver_that_fails_costs_spans_and_nothing_else():
         await until(lambda: receiver.bodies)
 
 
+@pytest.mark.parametrize("state", ["0a=1,b=2", "a@b@c=1,b=2", "a=,b=2", "a=1,a=2"])
+async def test_a_tracestate_that_the_sdk_does_not_know_is_passed_on_without_a_word(caplog, state):
+    triton = ScriptedBackend("triton", [embedding()])
+    async with traced(sample_ratio=1.0) as (receiver, tracing):
+        async with running([triton], tracing=tracing) as gw:
+            assert (await gw.post(EMBED, ASK, traceparent=PARENT, tracestate=state)).status_code == 200
+        await tracing.close()
+        assert receiver.named("POST text-embedding").trace_id == TRACE
+    assert dict(triton.calls[0].call.trace)["tracestate"] == state
+    assert not [one for one in caplog.records if one.name.startswith("opentelemetry")]
+
+
 async def test_a_caller_that_leaves_leaves_a_span_that_says_so():
     wait = asyncio.Event()
     async with traced() as (receiver, tracing):

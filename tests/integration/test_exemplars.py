@@ -46,6 +46,26 @@ def exemplars(page):
     return found
 
 
+async def is_stored(prometheus, name, number):
+    query = {"query": f"{name}_bucket", "start": "2000-01-01T00:00:00Z", "end": "2100-01-01T00:00:00Z"}
+    answer = (await prometheus.get("/api/v1/query_exemplars", params=query)).json()
+    assert answer["status"] == "success", answer
+    return any(
+        one["labels"] == {"trace_id": trace_id(number)}
+        for found in answer["data"]
+        for one in found["exemplars"]
+        if found["seriesLabels"]["task"] == "general_llm"
+    )
+
+
+async def has_the_series_of(prometheus, ops):
+    """Whether Prometheus, which asked for OpenMetrics, has the series of the text form."""
+    query = {"match[]": '{__name__=~"gateway_.*",job="gateway"}'}
+    found = (await prometheus.get("/api/v1/series", params=query)).json()["data"]
+    of_page = series(plain((await ops.get("/metrics", headers={"accept": "text/plain"})).text))
+    return {labelled(one.pop("__name__"), one, without=("job", "instance")) for one in found} == of_page
+
+
 async def test_exemplars_of_several_workers_are_in_prometheus_and_stay_when_a_worker_is_killed(tmp_path):
     async with (
         Upstream(script("an answer", stream=True)) as up,
@@ -76,28 +96,10 @@ async def test_exemplars_of_several_workers_are_in_prometheus_and_stay_when_a_wo
         assert (open_page.text.endswith("# EOF\n"), " # {" in text_page.text) == (True, False)
         assert series(openmetrics(open_page.text)) == series(plain(text_page.text))
 
-        async def stored(name, number):
-            query = {"query": f"{name}_bucket", "start": "2000-01-01T00:00:00Z", "end": "2100-01-01T00:00:00Z"}
-            answer = (await prometheus.get("/api/v1/query_exemplars", params=query)).json()
-            assert answer["status"] == "success", answer
-            return any(
-                one["labels"] == {"trace_id": trace_id(number)}
-                for found in answer["data"]
-                for one in found["exemplars"]
-                if found["seriesLabels"]["task"] == "general_llm"
-            )
-
         for name in (DURATION, FIRST):
-            await until_async(lambda name=name: stored(name, 2), timeout_s=15)
+            await until_async(lambda name=name: is_stored(prometheus, name, 2), timeout_s=15)
 
-        async def is_same():
-            """Whether Prometheus, which asked for OpenMetrics, has the series of the text form."""
-            query = {"match[]": '{__name__=~"gateway_.*",job="gateway"}'}
-            found = (await prometheus.get("/api/v1/series", params=query)).json()["data"]
-            of_page = series(plain((await ops.get("/metrics", headers={"accept": "text/plain"})).text))
-            return {labelled(one.pop("__name__"), one, without=("job", "instance")) for one in found} == of_page
-
-        await until_async(is_same, timeout_s=15)
+        await until_async(lambda: has_the_series_of(prometheus, ops), timeout_s=15)
 
         workers = children(gateway.process.pid)
         for pid in workers:

@@ -70,6 +70,15 @@ def seconds(text: str) -> float:
     return sum(float(n) * {"s": 1, "m": 60, "h": 3600}[unit] for n, unit in re.findall(r"([\d.]+)([smh])", text))
 
 
+def stages(dockerfile: Path) -> dict[str, str]:
+    """The stages of a Dockerfile by name, each with those that it stands on."""
+    found: dict[str, str] = {}
+    for part in re.split(r"(?m)^FROM ", dockerfile.read_text().replace("\\\n", " "))[1:]:
+        base, _, name = part.splitlines()[0].partition(" AS ")
+        found[name] = found.get(base, "") + part
+    return found
+
+
 @dataclass(kw_only=True)
 class Service:
     """One service of the file and what it runs on here."""
@@ -281,21 +290,10 @@ class ComposeStack:
             return self._text(service, text.replace(NAME_SERVER, f"{self.name_server}:{NAME_PORT}"), with_names=False)
         document = yaml.safe_load(text) if file.suffix in (".yml", ".yaml") else None
         if isinstance(document, dict) and "scrape_configs" in document:
-            return yaml.safe_dump(self._looked_up(document))  # it asks the system's name server, which is not ours
+            for job in document["scrape_configs"]:
+                job.pop("dns_sd_configs", None)  # asks the system's name server, which is not ours
+            text = yaml.safe_dump(document)
         return self._text(service, text)
-
-    def _looked_up(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Prometheus's configuration with the addresses that it would be told of the names."""
-        for job in document["scrape_configs"]:
-            asked = job.pop("dns_sd_configs", [])
-            targets = [
-                f"{service.address}:{one['port']}"
-                for one in asked
-                for service in self.services.values()
-                if set(one["names"]) & set(self._aliases(service))
-            ]
-            job["static_configs"] = [*job.get("static_configs", []), {"targets": targets}]
-        return document
 
     def _text(self, service: Service, text: str, *, with_names: bool = True) -> str:
         """A text of the container with this machine's addresses and folders."""
@@ -356,7 +354,5 @@ class ComposeStack:
 
 def _command_of_image(build: Mapping[str, Any]) -> list[str]:
     """The CMD of a stage of a Dockerfile."""
-    text = (ROOT / build["dockerfile"]).read_text().replace("\\\n", " ")
-    stage = re.split(r"(?m)^FROM ", text)
-    mine = next(part for part in stage if part.splitlines()[0].endswith(f" AS {build['target']}"))
-    return yaml.safe_load(re.findall(r"(?m)^CMD (\[.*\])$", mine)[-1])
+    stage = stages(ROOT / build["dockerfile"])[build["target"]]
+    return yaml.safe_load(re.findall(r"(?m)^CMD (\[.*\])$", stage)[-1])

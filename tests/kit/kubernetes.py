@@ -19,7 +19,7 @@ INSTALLATIONS = {
     "cpu": ("overlays/cpu", ()),
     "gpu": ("overlays/gpu", ()),
     "cpu with keda": ("overlays/cpu", ("monitoring", "keda")),
-    "gpu with all": ("overlays/gpu", ("monitoring", "hpa", "ingress", "hosted")),
+    "gpu with all": ("overlays/gpu", ("monitoring", "traces", "hpa", "ingress", "hosted")),
     "external redis": ("base", ("llm-llamacpp", "redis-external")),
 }
 

@@ -45,6 +45,14 @@ def queries() -> Iterator[tuple[str, str]]:
             yield where, target["expr"].replace("$__rate_interval", "20s")
 
 
+JOBS = {
+    job
+    for text in [*((RULES / name).read_text() for name in ("alerts.yml", "recording.yml")), *(q for _, q in queries())]
+    for job in re.findall(r'\bjob="([^"]+)"', text)
+}
+"""The jobs that alerts and panels choose by."""
+
+
 def config(folder: Path, where: Mapping[str, Sequence[str]]) -> Path:
     """The shipped configuration with these addresses, by job, and no others; scraped faster."""
     document = yaml.safe_load((RULES / "prometheus.yml").read_text())
@@ -52,7 +60,7 @@ def config(folder: Path, where: Mapping[str, Sequence[str]]) -> Path:
     document["rule_files"] = [str(RULES / name) for name in document["rule_files"]]
     document["scrape_configs"] = [job for job in document["scrape_configs"] if job["job_name"] in where]
     for job in document["scrape_configs"]:
-        del job["dns_sd_configs"]
+        job.pop("dns_sd_configs", None)
         job["static_configs"] = [{"targets": list(where[job["job_name"]])}]
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(document))

@@ -157,7 +157,7 @@ def _stack(parts: UpParts, *, workers: int) -> Stack:
     told = parts.told
     command = Path(f"/proc/{parts.pid('triton')}/cmdline").read_text().split("\0")
     metrics_port = next(word.partition("=")[2] for word in command if word.startswith("--metrics-port="))
-    llm_url, triton = told["llm_url"].removesuffix("/v1"), told["triton_http"].removeprefix("http://")
+    llm_url = told["llm_url"].removesuffix("/v1")
     scraped = {
         "gateway": [told["ops_url"].removeprefix("http://")],
         "triton": [f"127.0.0.1:{metrics_port}"],
@@ -169,7 +169,7 @@ def _stack(parts: UpParts, *, workers: int) -> Stack:
         admin_url=told["admin_url"],
         ops_urls=[told["ops_url"]],
         llm_url=llm_url,
-        triton_url=f"http://{triton}",
+        triton_url=told["triton_http"],
         key=told["key"],
         admin_token=told["admin_token"],
         workers=workers,

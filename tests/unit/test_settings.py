@@ -325,5 +325,5 @@ def test_a_check_says_what_traces_need(tmp_path, monkeypatch, by):
     monkeypatch.setattr("gateway.settings.traces._PACKAGES", ("opentelemetry.sdk.trace", "no_such_package.here"))
     refused = CliRunner().invoke(app, ["check", str(path)])
     where = "telemetry.traces.endpoint" if by == "file" else "OTEL_EXPORTER_OTLP_ENDPOINT"
-    told = f"{where}: traces need the extra `otel`: pip install 'hybrid-inference-gateway[otel]'"
+    told = f"{where}: traces need the extra `otel`, which is not installed (docs/traces.md)"
     assert (refused.exit_code, refused.stderr.strip()) == (78, told)

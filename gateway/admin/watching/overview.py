@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.admin.instants import instant
 from gateway.admin.watching.workers import is_behind, newest_of, report_of
 from gateway.admin_ports import FigureSource, RuleStore, WorkerState
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.errors import RulesUnavailable
 from gateway.core.watching.figures import Figures, Series, Tally, percentile_us
 
@@ -22,7 +23,6 @@ RATE_S: Final = 10  # what "now" is for rates
 SETTLING_S: Final = 4  # how long after its end a second may still grow: workers write four times in each
 AGAIN_S: Final = 0.25  # callers within that see the same
 STALE_S: Final = 3.0
-_NANO: Final = 1_000_000_000
 
 
 class _Body(BaseModel):
@@ -211,7 +211,7 @@ def _overview(
         p99_ms=_ms(whole.whole, 0.99),
         first_token_p50_ms=_ms(whole.first_token, 0.5),
         tokens_per_s=round((recent.input_tokens + recent.output_tokens) / pace_s, 3),
-        usd_per_hour=round(recent.cost_nano_usd / _NANO / pace_s * 3600, 6),
+        usd_per_hour=round(recent.cost_nano_usd / NANO_USD_PER_USD / pace_s * 3600, 6),
         in_flight=sum(sum(report.in_flight.values()) for report in reports),
         waiting=sum(sum(report.waiting.values()) for report in reports),
         points=list(sums.points()),
@@ -263,7 +263,7 @@ class _Sums:
                 p50_ms=_ms(step.whole, 0.5),
                 p99_ms=_ms(step.whole, 0.99),
                 tokens=step.input_tokens + step.output_tokens,
-                usd=step.cost_nano_usd / _NANO,
+                usd=step.cost_nano_usd / NANO_USD_PER_USD,
             )
 
     def series(self) -> Iterator[SeriesOut]:

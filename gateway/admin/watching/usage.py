@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.admin_ports import UsageRow, UsageSource
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.errors import InvalidInput
 
 MAX_DAYS: Final = 400  # as long as days are kept
 DIMENSIONS: Final = ("tenant", "task", "backend", "model", "day")
-NANO: Final = 1_000_000_000
 _PARAMETERS: Final = ("from", "to", "by")
 _SUMMED: Final = (
     "requests",
@@ -114,5 +114,5 @@ def _items(rows: Iterable[UsageRow], by: Sequence[str]) -> Iterator[UsageOut]:
 
 def _item(names: Mapping[str, str | date], sums: dict[str, int]) -> UsageOut:
     # A quotient of two integers is the float nearest to it, so it prints as the exact figure.
-    cost_usd = sums.pop("cost_nano_usd") / NANO
+    cost_usd = sums.pop("cost_nano_usd") / NANO_USD_PER_USD
     return UsageOut.model_validate({**names, **sums, "cost_usd": cost_usd})

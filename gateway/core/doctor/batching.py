@@ -88,11 +88,6 @@ def _single(setup: Setup, traffic: Traffic, *, servers: int) -> tuple[str, str, 
     )
 
 
-def _delay_line(traffic: Traffic) -> str:
-    """A tenth of a batch's time: what waiting adds stays small against it."""
-    return f"dynamic_batching {{ max_queue_delay_microseconds: {max(100, round(traffic.compute_ms * 100))} }}"
-
-
 def stateful_batched(facts: Facts) -> Iterator[Finding]:
     """A model that keeps state is batched by a scheduler that knows no sequences."""
     tasks = {
@@ -179,7 +174,10 @@ def _told_of_spread(setup: Setup, traffic: Traffic) -> tuple[str, str, tuple[str
     return (
         f"requests spread over the instances before a batch can form{at_once}",
         "fewer instances make larger batches; measure both (`python -m local_runtime bench`)",
-        (f"instance_group [ {{ count: {setup.instances // 2} }} ]", _delay_line(traffic)),
+        (
+            f"instance_group [ {{ count: {setup.instances // 2} }} ]",
+            f"dynamic_batching {{ max_queue_delay_microseconds: {traffic.short_delay_us} }}",
+        ),
     )
 
 

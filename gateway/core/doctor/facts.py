@@ -106,6 +106,11 @@ class Traffic:
         """The mean time of a batch."""
         return 1000 * self.compute_s / self.requests if self.requests else 0.0
 
+    @property
+    def short_delay_us(self) -> int:
+        """A tenth of a batch's time: what a delay adds stays small against it."""
+        return max(100, round(self.compute_ms * 100))
+
     def is_held_by(self, delay_us: int) -> bool:
         """Whether this delay makes the wait: it is half of the mean one, or more."""
         return delay_us > 0 and delay_us / 1000 >= self.queue_ms / 2

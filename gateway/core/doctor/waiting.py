@@ -74,7 +74,7 @@ def _why_late(facts: Facts, setup: Setup, traffic: Traffic) -> tuple[str, str, t
         return (
             f"the delay: {setup.delay_us} us of the mean wait of {traffic.queue_ms:.1f} ms",
             "a shorter delay: a tenth of the time of a batch",
-            (f"dynamic_batching {{ max_queue_delay_microseconds: {max(100, round(traffic.compute_ms * 100))} }}",),
+            (f"dynamic_batching {{ max_queue_delay_microseconds: {traffic.short_delay_us} }}",),
         )
     if traffic.busy >= BUSY * instances and traffic.mean_batch > 1:
         return (

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.rate_limit import FORMS, MOST_OF, PERIODS, is_sound
 from gateway.core.rules.fields import (
     RuleError,
@@ -18,7 +19,6 @@ from gateway.core.types import Limit
 
 KINDS: Final = ("requests", "tokens", "usd", "concurrent")
 MAX_LIMITS: Final = 16
-_NANO: Final = 1_000_000_000
 _FIELDS: Final = (*KINDS, "per", "burst", "model", "priority", "shared_by")
 
 
@@ -32,7 +32,7 @@ def limits_at(entry: object, at: str, *, rule: str) -> tuple[Limit, ...]:
 
 def limit_document(limit: Limit) -> dict[str, Any]:
     """The inverse for one of them; what is as usual is left out."""
-    amount = limit.amount / _NANO if limit.kind == "usd" else limit.amount
+    amount = limit.amount / NANO_USD_PER_USD if limit.kind == "usd" else limit.amount
     document: dict[str, Any] = {limit.kind: amount}
     if limit.per:
         document["per"] = limit.per
@@ -86,4 +86,4 @@ def _kind(fields: Mapping[str, Any], at: str) -> Any:
 def _amount(value: object, kind: str, at: str) -> int:
     if kind != "usd":
         return count_at(value, MOST_OF[kind], at, least=1)
-    return max(1, round(number_at(value, 0, MOST_OF["usd"] / _NANO, at) * _NANO))
+    return max(1, round(number_at(value, 0, MOST_OF["usd"] / NANO_USD_PER_USD, at) * NANO_USD_PER_USD))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.core import rate_limit, routing
-from gateway.core.cost import PriceTable, expected_nano_usd
+from gateway.core.cost import NANO_USD_PER_USD, PriceTable, expected_nano_usd
 from gateway.core.rate_limit import Take
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
@@ -19,7 +19,6 @@ from gateway.core.switches import Switch
 from gateway.core.types import InferenceRequest, Place, Work
 from gateway.core.watching.worker_view import WorkerView
 
-_NANO: Final = 1_000_000_000
 NO_RULE: Final = "no enabled rule takes it"
 
 
@@ -249,7 +248,7 @@ class _Telling:
             words.append("not measured" if first is None else f"first token after {first / 1000:.0f} ms")
         if self._rule.strategy == "cheapest":
             nano = _expected(place, self._world)
-            words.append("no price" if nano is None else f"{nano / _NANO:.6f} USD expected")
+            words.append("no price" if nano is None else f"{nano / NANO_USD_PER_USD:.6f} USD expected")
         return ", ".join(words)
 
     def _why(self, rank: int | None, side: str) -> str:

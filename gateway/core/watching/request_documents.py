@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gateway.core.attempts import CONSEQUENCES
+from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.errors import ClientClosed, Fault, FaultKind, RateLimited
 from gateway.core.rate_limit import name_of
 from gateway.core.routing import Plan
@@ -17,7 +18,6 @@ from gateway.core.watching.counting import candidate_of
 from gateway.core.watching.record import RequestRecord
 
 MAX_NAME: Final = 256  # of what a caller may choose freely
-_NANO: Final = 1_000_000_000
 _CODE: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _PLAIN: Final = InferenceRequest(id="", task="", caller=None, input=None, received_us=0, deadline_us=0)  # type: ignore[arg-type]  # of a request refused at the door nothing is known
 _WELL: Final = ("ok", ClientClosed.code)
@@ -148,7 +148,7 @@ def document(one: Ended, *, worker: str, stands_for: int = 1) -> dict[str, Any]:
         "usage": {
             "input_tokens": one.usage.input_tokens,
             "output_tokens": one.usage.output_tokens,
-            "cost_usd": None if one.usage.cost_nano_usd is None else one.usage.cost_nano_usd / _NANO,
+            "cost_usd": None if one.usage.cost_nano_usd is None else one.usage.cost_nano_usd / NANO_USD_PER_USD,
         },
         "recalled": one.recalled,
         "planned": len(one.plan.candidates) if one.plan else 0,

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gateway.settings import load_settings
+from tests.kit.compose import SECRETS, seconds, stages
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -22,22 +23,7 @@ CONFIG = (ROOT / "deploy" / "gateway.yaml").read_text()
 EXAMPLE = (ROOT / ".env.example").read_text()
 NGINX = (ROOT / "deploy" / "docker" / "nginx.conf").read_text()
 DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
-SECRETS = {"GATEWAY_DEV_KEY", "GATEWAY_ADMIN_TOKEN", "GATEWAY_REDIS_PASSWORD", "GRAFANA_ADMIN_PASSWORD"}
 ONE_SHOT = {name for name, service in SERVICES.items() if service["restart"] == "no"}
-
-
-def seconds(text: str) -> float:
-    number, unit = re.fullmatch(r"(\d+)(ms|s|m)", text).groups()
-    return int(number) * {"ms": 0.001, "s": 1, "m": 60}[unit]
-
-
-def stages(dockerfile: Path) -> dict[str, str]:
-    """The stages of a Dockerfile by name, each with those that it stands on."""
-    found: dict[str, str] = {}
-    for part in re.split(r"(?m)^FROM ", dockerfile.read_text().replace("\\\n", " "))[1:]:
-        base, _, name = part.splitlines()[0].partition(" AS ")
-        found[name] = found.get(base, "") + part
-    return found
 
 
 def image(service: dict) -> str:
@@ -118,7 +104,7 @@ def test_the_example_tells_every_variable_with_its_default():
     asked = dict(re.findall(r"\$\{([A-Z_]+)(?::[-?])?([^}]*)\}", TEXT))
     told = dict(re.findall(r"(?m)^(?:# )?([A-Z_]+)=(.*)$", EXAMPLE))
     assert told.keys() - {"COMPOSE_PROFILES"} == asked.keys()
-    for name in asked.keys() - SECRETS - {"GATEWAY_VLLM_ENABLED"}:  # which stands there as the profile wants it
+    for name in asked.keys() - SECRETS.keys() - {"GATEWAY_VLLM_ENABLED"}:  # which stands there as the profile wants it
         assert told[name] == asked[name], name
 
 
@@ -126,6 +112,26 @@ def test_every_variable_of_the_gateway_is_one_that_its_configuration_reads():
     given = {name for name in SERVICES["gateway-1"]["environment"] if name.startswith("GATEWAY_")}
     assert given <= set(re.findall(r"GATEWAY_[A-Z_]+", CONFIG))
     assert SERVICES["gateway-1"] == SERVICES["gateway-2"]
+
+
+def test_prometheus_asks_every_service_that_always_runs_by_its_name():
+    """A name stays when its container ends, and is then seen to be down; an address that is looked up vanishes."""
+    asked = {
+        target
+        for job in yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+        for where in job["static_configs"]
+        for target in where["targets"]
+    }
+    assert asked == {"gateway-1:8081", "gateway-2:8081", "triton:8002", "llm:8085"}
+    assert {target.partition(":")[0] for target in asked} <= {n for n, s in SERVICES.items() if "profiles" not in s}
+
+
+@pytest.mark.parametrize("manual", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_manuals_name_services_that_there_are(manual):
+    commands = re.findall(r"docker[ -]compose (?:exec|stop|start|logs|run|up)((?: [\w./$\":=-]+)+)", manual.read_text())
+    for words in (command.split() for command in commands):
+        named = [word for word in words if not re.match(r"-|[\"$]", word)]
+        assert not named or named[0] in SERVICES, words
 
 
 def test_triton_loads_the_models_that_the_rules_name():

@@ -14,6 +14,7 @@ from gateway.backends.triton import addresses
 from gateway.serve import KILL_AFTER_S, operations
 from gateway.settings import load_settings
 from gateway.stack import llm_server
+from gateway.telemetry.page import Page
 from tests.kit.kubernetes import FOLDER, INSTALLATIONS, NAME, NAMESPACE, ROOT, Installation
 
 KUBERNETES = ("1.31.0", "1.37.0")  # the oldest and the newest that manifests are held against
@@ -21,7 +22,7 @@ CLIENTS = ("gateway", "admin")
 OF_OTHERS = {"ScaledObject", "PodMonitor", "ServiceMonitor"}  # whose schemas are not Kubernetes' own
 CONFIG = (ROOT / "deploy" / "gateway.yaml").read_text()
 SECRETS = (FOLDER / "secrets.env.example").read_text()
-OPS = {route.path for route in operations(ROOT, ("127.0.0.1", 1), None).routes}
+OPS = {route.path for route in operations(Page(ROOT), ("127.0.0.1", 1), None).routes}
 PROBES = {
     ("gateway", "ops"): OPS,
     ("admin", "http"): set(OPEN),
@@ -221,6 +222,15 @@ def test_no_gateway_looks_for_a_triton_that_stops(made):
     assert made.pods()["triton"]["spec"]["terminationGracePeriodSeconds"] > sleep_s + exit_s
 
 
+def test_a_pod_that_still_waits_for_the_repository_can_be_deleted_at_once(made):
+    """The first process of a container heeds no signal that it has no handler for: the grace would pass, 640 s."""
+    waits = [one for pod in made.pods().values() for one in pod["spec"].get("initContainers", ())]
+    assert len(waits) == 2
+    for one in waits:
+        shell, option, script = one["command"]
+        assert (shell, option, script.partition(";")[0]) == ("sh", "-c", "trap 'exit 143' TERM")
+
+
 def test_the_control_plane_stops_within_its_grace(made, tmp_path, monkeypatch):
     settings = _settings(made, "admin", tmp_path, monkeypatch)
     assert made.pods()["admin"]["spec"]["terminationGracePeriodSeconds"] > settings.server.drain_timeout_s
@@ -234,6 +244,8 @@ def test_exactly_the_flows_that_exist_are_open(made):
         inner |= {(part, "redis", 6379) for part in CLIENTS}
     else:
         outer |= {(part, "10.0.0.0/8", port) for part in CLIENTS for port in (6379, 26379)}
+    if "to-collector" in made.of("NetworkPolicy"):
+        outer |= {("gateway", "namespace monitoring", 4318)}
     names = {(part, "namespace kube-system", 53) for part in CLIENTS}
     assert made.flows("egress") == inner | outer | names
     monitored = (

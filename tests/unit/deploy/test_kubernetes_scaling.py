@@ -1,11 +1,13 @@
 """What deploy/kubernetes is scaled by, and what Prometheus is told to ask: it exists, and both autoscalers agree."""
 
 import re
+import subprocess
 
 import pytest
 import yaml
 
 from tests.kit.kubernetes import FOLDER, INSTALLATIONS, NAME, NAMESPACE, ROOT, Installation
+from tests.kit.prometheus import DASHBOARDS, JOBS, RULES
 
 TOLD = "".join((ROOT / "docs" / name).read_text() for name in ("metrics.md", "local-runtime.md"))
 TARGETS = {"gateway": "Deployment", "triton": "Deployment", "llm": "StatefulSet"}
@@ -107,12 +109,36 @@ def test_prometheus_asks_ports_that_there_are(keda):
         part = one["spec"]["selector"]["matchLabels"][NAME]
         asked |= {(part, keda.ports(part)[end["port"]]) for end in one["spec"]["podMetricsEndpoints"]}
         assert name == part
+        assert one["spec"]["jobLabel"] == NAME  # so that alerts find it by the name of docker-compose.yml's Prometheus
     for one in keda.of("ServiceMonitor").values():
         wanted = one["spec"]["selector"]["matchLabels"]
         found = [s for s in keda.of("Service").values() if s["metadata"].get("labels") == wanted]
         ports = {port["name"]: port["port"] for service in found for port in service["spec"]["ports"]}
         asked |= {(wanted[NAME], ports[end["port"]]) for end in one["spec"]["endpoints"]}
     assert asked == let_in == {("gateway", 8081), ("triton", 8002), ("llm", 8000)}
+
+
+def test_the_jobs_that_alerts_ask_for_are_those_of_the_operator(keda):
+    """It names a pod's job by `jobLabel`, else by namespace and monitor; a service's by the service."""
+    jobs = set(keda.of("ServiceMonitor"))
+    for name, one in keda.of("PodMonitor").items():
+        labels = keda.pods()[one["spec"]["selector"]["matchLabels"][NAME]]["metadata"]["labels"]
+        jobs.add(labels.get(one["spec"].get("jobLabel"), f"{NAMESPACE}/{name}"))
+    assert {"gateway"} <= JOBS <= jobs
+
+
+def test_rules_and_dashboards_are_put_into_the_cluster_as_the_manual_says(tmp_path):
+    script = re.search(r"```\n([^`]*PrometheusRule[^`]*)```", MANUALS[FOLDER / "README.md"])[1]
+    fake = f'kubectl() {{ case "$*" in *apply*) cat > {tmp_path}/$rules.yaml;; *) printf "%s " "$@";; esac; }}\n'
+    done = subprocess.run(
+        ["bash", "-euc", fake + script], cwd=FOLDER, capture_output=True, text=True, check=True, timeout=60
+    )
+    made = [yaml.safe_load(path.read_text()) for path in tmp_path.iterdir()]
+    shipped = [yaml.safe_load((RULES / name).read_text()) for name in ("alerts.yml", "recording.yml")]
+    assert sorted((one["spec"] for one in made), key=str) == sorted(shipped, key=str)
+    assert {one["kind"] for one in made} == {"PrometheusRule"}
+    assert len({one["metadata"]["name"] for one in made}) == len(made)
+    assert (FOLDER / re.search(r"--from-file=(\S+)", done.stdout)[1]).resolve() == DASHBOARDS[0].parent
 
 
 MANUALS = {path: path.read_text() for path in (FOLDER / "README.md", ROOT / "docs" / "scaling.md")}

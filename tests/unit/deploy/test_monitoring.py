@@ -11,10 +11,11 @@ from gateway.core.errors import CLOSED_LIST
 from gateway.telemetry.metrics import Metrics
 from local_runtime.protocol.metrics import render
 from local_runtime.scheduling.stats import StatsRecorder
-from tests.kit.prometheus import NAMES, RECORDED, ROOT, RULES, queries, tool
+from tests.kit.prometheus import JOBS, NAMES, RECORDED, ROOT, RULES, queries, tool
 
 RECORDING = (RULES / "recording.yml").read_text()
 ALERTS = (RULES / "alerts.yml").read_text()
+SCRAPED = (RULES / "prometheus.yml").read_text()
 RUNBOOK = (ROOT / "docs" / "alerts.md").read_text()
 OF_GPUS = {"nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}  # Triton's alone, where there is a GPU
 
@@ -47,6 +48,10 @@ def test_every_recorded_name_exists():
     recorded = {rule["record"] for group in yaml.safe_load(RECORDING)["groups"] for rule in group["rules"]}
     for where, text in (("alerts.yml", ALERTS), *queries()):
         assert set(RECORDED.findall(text)) <= recorded, where
+
+
+def test_every_job_that_is_asked_for_is_scraped():
+    assert {"gateway"} <= JOBS <= {job["job_name"] for job in yaml.safe_load(SCRAPED)["scrape_configs"]}
 
 
 def test_failures_of_ours_are_codes_that_there_are():

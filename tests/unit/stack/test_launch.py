@@ -160,7 +160,8 @@ def test_a_stack_that_commands_do_not_find_tells_how_they_do(run, tmp_path, monk
     usual.create()
     stack = launch.stack_addresses(PortsOnly, parts.Found(parts=(), missing=()))
     (line,) = [line for line in welcome.lines(stack, run) if "export" in line]
-    assert f"GATEWAY_ADMIN_URL={stack['admin_url']} GATEWAY_ADMIN_TOKEN=$(cat {run.path / 'admin-token'})" in line
+    urls = f"GATEWAY_ADMIN_URL={stack['admin_url']} GATEWAY_OPS_URL={stack['ops_url']}"
+    assert f"{urls} GATEWAY_ADMIN_TOKEN=$(cat {run.path / 'admin-token'})" in line
     assert not any("export" in line for line in welcome.lines(stack, usual))
 
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.core.trace import RANDOM, SAMPLED, Trace
 from gateway.telemetry import exemplars
 from gateway.telemetry.exemplars import Folder, Newest, read
-from gateway.telemetry.page import metrics_page
+from gateway.telemetry.page import Page
 from tests.kit.wait import until
 
 AT = ("chat", "llm")
@@ -96,6 +96,6 @@ async def test_without_a_folder_nothing_is_written():
     ],
 )
 def test_who_asks_for_openmetrics_gets_it(tmp_path, accept, is_open):
-    page, kind = metrics_page(tmp_path, accept)
+    page, kind = Page(tmp_path).read(accept)
     assert kind.startswith("application/openmetrics-text") is is_open
     assert page == (b"# EOF\n" if is_open else b"")

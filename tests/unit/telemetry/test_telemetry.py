@@ -8,7 +8,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from gateway import __version__
-from gateway.core.breaker import BreakerBoard
+from gateway.core.breaker import Breaker, BreakerBoard
 from gateway.core.errors import Fault, FaultKind, InternalError, Unauthorized
 from gateway.core.models import ModelFigures
 from gateway.core.routing import Plan
@@ -20,6 +20,7 @@ from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.labels import MAX_NAMES
 from gateway.telemetry.logs import MAX_LINES, AccessLog, JsonLines
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.state_metrics import MAX_PLACES
 from tests.kit.wait import until
 
 ROUTE = Route(backend="triton", model="m", version="1", rule="r", attempts=2)
@@ -202,6 +203,44 @@ def test_names_are_bounded_though_operators_change_them_all_the_time():
     requests = [sample.labels for sample in shown if sample.name == "gateway_requests_total"]
     assert len({labels["model"] for labels in requests}) <= MAX_NAMES + 1
     assert len({labels["rule"] for labels in requests}) == MAX_NAMES + 1
+
+
+def count(number):
+    times = {"queue_us": 0, "compute_input_us": 0, "compute_infer_us": 0, "compute_output_us": 0}
+    counts = {"requests": 1, "failures": 0, "inferences": 1, "executions": 1, "batch_sizes": {1: 1}, **times}
+    return ModelFigures(replica="a", model="m", version=str(number), **counts)
+
+
+def test_what_servers_tell_is_bounded_though_models_and_replicas_come_and_go():
+    registry = CollectorRegistry()
+    metrics, rules, many = Metrics(registry), RuleSet(revision=1, rules=()), 2 * MAX_PLACES
+    places = [Place(backend="triton", model="m", replica=f"10.0.0.1:{number}") for number in range(many)]
+    metrics.health(dict.fromkeys(places, Breaker(open_until_us=1)), rules)
+    metrics.health(
+        {place: Breaker(open_until_us=1 if n >= MAX_PLACES else None) for n, place in enumerate(places)}, rules
+    )
+    metrics.engines(
+        "llm", dict.fromkeys((place.replica for place in places[:MAX_NAMES]), EngineLoad(running=1, waiting=2))
+    )
+    metrics.figures("triton", [count(number) for number in range(many)])
+    for number in range(many):
+        metrics.healed(replace(places[0], model=f"m{number}"), "failed")
+    shown = [sample for family in registry.collect() for sample in family.samples]
+    assert len(shown) < MAX_PLACES + 20 * MAX_NAMES
+    other = {"backend": "triton", "model": "other"}
+    assert value(registry, "gateway_breaker_open", **other, version="other", replica="other") == 1
+    assert value(registry, "gateway_breaker_open", backend="triton", model="m", version="", replica="10.0.0.1:0") == 0
+    assert value(registry, "gateway_model_requests", **other, version="other", outcome="ok") == many - MAX_NAMES
+    assert value(registry, "gateway_model_heals_total", **other, outcome="failed") == many - MAX_NAMES
+    metrics.health({}, rules)
+    assert value(registry, "gateway_breaker_open", **other, version="other", replica="other") == 0
+    told = {
+        name: EngineLoad(running=1, waiting=2, kv_used=used) for name, used in (("x", 0.5), ("y", 0.9), ("z", None))
+    }
+    metrics.engines("llm", told)
+    of_others = {"backend": "llm", "replica": "other"}
+    assert value(registry, "gateway_engine_requests", **of_others, state="waiting") == 6
+    assert value(registry, "gateway_engine_kv_used_ratio", **of_others) == 0.9
 
 
 def test_waiting():
