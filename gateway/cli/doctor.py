@@ -79,7 +79,7 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
         raise Failure("--for: between 1s and 1h", EXIT_USAGE)
     admin = admin_of(admin_url, admin_token)
     places = _places(admin.url, ops_url=ops_url, servers=servers or (), metrics=metrics or ())
-    facts = _seen(Looker(admin, _settings(config), places), span_s=span_s, target_p99_ms=target_p99)
+    facts = _seen(Looker(admin, settings_of(config), places), span_s=span_s, target_p99_ms=target_p99)
     found = examine(facts)
     if as_json:
         told = {"window_s": round(facts.window_s, 3), "findings": [asdict(one) for one in found]}
@@ -101,7 +101,7 @@ def _seen(looker: Looker, *, span_s: int, target_p99_ms: float | None) -> Facts:
     """Two looks, and what they say together."""
     try:
         before = looker.look(span_s)
-        _wait(span_s)
+        wait(span_s)
         return looker.facts(before, looker.look(span_s), target_p99_ms=target_p99_ms)
     except Refusal as refusal:
         # Status 1 means findings here, and nothing else.
@@ -109,14 +109,15 @@ def _seen(looker: Looker, *, span_s: int, target_p99_ms: float | None) -> Facts:
         raise Failure(refusal.line, code) from refusal
 
 
-def _settings(path: Path) -> Settings:
+def settings_of(path: Path) -> Settings:
+    """The configuration in that file. Raises `Failure`."""
     try:
         return load_settings(path)
     except ConfigError as error:
         raise Failure(str(error), EXIT_USAGE) from error
 
 
-def _wait(span_s: int) -> None:
+def wait(span_s: int) -> None:
     """The time between the looks, with a bar on stderr where somebody sees it."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

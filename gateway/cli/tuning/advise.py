@@ -21,7 +21,7 @@ from gateway.cli.admin_client import (
     say,
     stack_told,
 )
-from gateway.cli.doctor import _settings, _wait  # the same file read in the same way, and the same wait with its bar
+from gateway.cli.doctor import settings_of, wait
 from gateway.cli.doctor_looks import TIMEOUT_S, Looker, Places
 from gateway.cli.serve import DEFAULT_CONFIG, ConfigOption
 from gateway.cli.show import examples, seconds_of, show_json
@@ -55,7 +55,7 @@ def advise(  # noqa: PLR0917 - Typer declares options as parameters
     ] = "",
     servers: Annotated[
         list[str] | None,
-        typer.Option("--server", metavar="URL", help="HTTP of Triton or the local runtime; may be repeated."),
+        typer.Option("--server", metavar="[BACKEND=]URL", help="HTTP of Triton or the local runtime; may be repeated."),
     ] = None,
     duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Between the two looks: 10s, 1m.")] = "10s",
     target_p99: Annotated[
@@ -93,11 +93,11 @@ def advise(  # noqa: PLR0917 - Typer declares options as parameters
         ops_url=ops_url or str(stack.get("ops_url", "")),
         servers=servers or ([str(stack["triton_http"])] if stack.get("triton_http") else ()),
     )
-    looker = Looker(admin, settings := _settings(config), places)
+    looker = Looker(admin, settings := settings_of(config), places)
     try:
         old = _statistics(looker)
         before = looker.look(span_s)
-        _wait(span_s)
+        wait(span_s)
         after, new = looker.look(span_s), _statistics(looker)
         facts = looker.facts(before, after, target_p99_ms=target_p99 or None)
     except Refusal as refusal:
