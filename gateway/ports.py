@@ -86,7 +86,19 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class ModelServer(Protocol):
+class KnowsModels(Protocol):
+    """A backend that can tell what the gateway has to know of a model, such as whether it keeps state."""
+
+    async def facts(self, place: Place) -> ModelFacts:
+        """What the gateway has to know of a model: kept for a short while, so cheap to ask for every request.
+
+        Raises `BackendError`, with the server's own words in `Fault.reply`.
+        """
+        ...
+
+
+@runtime_checkable
+class ModelServer(KnowsModels, Protocol):
     """A backend that serves a model repository and can be asked about it: Triton, the local runtime.
 
     Documents are those of the Open Inference Protocol with Triton's extensions, as its HTTP answers show them.
@@ -96,10 +108,6 @@ class ModelServer(Protocol):
 
     def replicas(self) -> Sequence[str]:
         """As of `Backend`."""
-        ...
-
-    async def facts(self, place: Place) -> ModelFacts:
-        """What the gateway has to know of a model: kept for a short while, so cheap to ask for every request."""
         ...
 
     async def server_metadata(self, replica: str) -> JsonObject:

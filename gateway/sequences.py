@@ -19,7 +19,7 @@ from gateway.core.models import ModelFacts
 from gateway.core.routing import Plan, only
 from gateway.core.sequences import Pin
 from gateway.core.types import InferenceRequest, Place, SequenceStep
-from gateway.ports import Backend, Clock, ModelServer, SequenceStore
+from gateway.ports import Backend, Clock, KnowsModels, SequenceStore
 
 MAX_FOUND = 10_000  # pins remembered from a request's route to its sending; about 5 MB
 
@@ -138,9 +138,9 @@ class PinnedSequences:
         return number
 
     async def _facts(self, place: Place) -> ModelFacts | None:
-        """None where no model server is asked, so that there are no sequences either."""
+        """None where it is no server of models that is asked, so that there are no sequences either."""
         backend = self._backends.get(place.backend)
-        return await backend.facts(place) if isinstance(backend, ModelServer) else None
+        return await backend.facts(place) if isinstance(backend, KnowsModels) else None
 
     def _remember(self, owner: str, pin: Pin | None) -> None:
         self._found.pop(owner, None)
