@@ -16,6 +16,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from gateway.core.types import Priority
 
 Shape = Literal["poisson", "constant", "bursty"]
+_PACE: Final = ("rate", "ramp_to", "concurrency", "think_ms", "speed", "burstiness")
+_AMOUNTS: Final = (*_PACE, "rows", "slo_ms", "sequence_length", "sequence_gap_ms")
 BURSTINESS: Final = 4.0
 """Squared coefficient of variation of the gaps of `bursty` where none is said; Poisson's is 1, constant's is 0."""
 
@@ -37,6 +39,8 @@ class TrafficClass:
         rows: of the batch dimension that each request brings.
         priority / tenant: the caller's.
         slo_ms: an answer within it is a good one; 0: every answer is.
+        sequence_length: what comes are sequences of so many requests, each of which is due `sequence_gap_ms` after the
+            answer to the one before; `rate`, `concurrency` and `trace` then say how many begin. 0: single requests.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -54,6 +58,8 @@ class TrafficClass:
     priority: Priority = "interactive"
     tenant: str = "load"
     slo_ms: float = 0.0
+    sequence_length: int = 0
+    sequence_gap_ms: float = 0.0
 
     def __post_init__(self) -> None:
         given = [name for name in ("rate", "concurrency", "trace") if getattr(self, name)]
@@ -62,10 +68,12 @@ class TrafficClass:
             raise TrafficError(f"{self.name}: one of rate, concurrency and trace says how much, {told}")
         if self.ramp_to and not self.rate:
             raise TrafficError(f"{self.name}.ramp_to: only a rate can ramp")
-        for name in ("rate", "ramp_to", "concurrency", "think_ms", "speed", "burstiness", "rows", "slo_ms"):
+        for name in _AMOUNTS:
             number = getattr(self, name)
             if not math.isfinite(number) or number < 0:
                 raise TrafficError(f"{self.name}.{name}: must be a number from 0 on, not {number}")
+        if self.sequence_gap_ms and not self.sequence_length:
+            raise TrafficError(f"{self.name}.sequence_gap_ms: there is none without a sequence_length")
         if self.rows < 1 or not self.speed:
             raise TrafficError(f"{self.name}: rows must be at least 1 and speed above 0")
         if any(later < earlier for earlier, later in zip((0.0, *self.trace), self.trace, strict=False)):

@@ -33,13 +33,14 @@ def test_a_world_that_is_shipped_can_be_simulated(world: Path) -> None:
     assert report.servers
 
 
-def test_the_world_of_the_page_can_be_simulated(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    file = tmp_path / "world.yaml"
-    file.write_text(text)
-    done = gateway(file, *SHORT)
-    assert done.exit_code == 0, done.output
-    assert "triton/embed" in done.stdout
+def test_the_worlds_of_the_page_can_be_simulated(tmp_path: Path) -> None:
+    texts = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    for text, model in zip(texts, ("embed", "speech"), strict=True):
+        file = tmp_path / "world.yaml"
+        file.write_text(text)
+        done = gateway(file, *SHORT)
+        assert done.exit_code == 0, done.output
+        assert f"triton/{model}" in done.stdout
 
 
 def test_the_page_tells_every_section_and_every_field() -> None:

@@ -65,7 +65,10 @@ def part(given: object, *, at: str, folder: Path, url: str, key: str, environ: M
         of_ask["image"] = str(folder / str(image))
     ask = ask_of({"url": url, "key": key, **of_ask}, at=at)
     rows = {"rows": task_rows(ask)} if ask.task and not ask.image else {}
-    return Part(traffic=parse_class(rows | of_traffic, at=at), ask=ask)
+    traffic = parse_class(rows | of_traffic, at=at)
+    if traffic.sequence_length:
+        raise TrafficError(f"{at}.sequence_length: sequences are simulated (`gateway simulate`), and not measured")
+    return Part(traffic=traffic, ask=ask)
 
 
 def ask_of(given: Mapping[str, Any], *, at: str) -> Ask:

@@ -14,7 +14,11 @@ from local_runtime.repository import parsing
 from local_runtime.repository.model_config import ModelConfig
 
 # Of a config.pbtxt what queues and batches; what is computed how is in the curve.
-_KEPT: Final = ("max_batch_size", "dynamic_batching")
+_KEPT: Final = ("max_batch_size", "dynamic_batching", "sequence_batching")
+_BLOCKS: Final[Mapping[str, Any]] = {
+    "dynamic_batching": model_config_pb2.ModelDynamicBatching,
+    "sequence_batching": model_config_pb2.ModelSequenceBatching,
+}
 _ADAPTIVE: Final = "ADAPTIVE_"
 
 
@@ -37,16 +41,16 @@ def configured(
     text: str,
     *,
     max_batch_size: int | None = None,
-    dynamic_batching: Mapping[str, Any] | None = None,
+    blocks: Mapping[str, Mapping[str, Any]] | None = None,
     parameters: Mapping[str, str] | None = None,
 ) -> ModelConfig:
     """The settings in a `config.pbtxt`, or none, with those that are given in their stead; as the runtime checks them.
 
-    Raises ModelLoadError.
+    `blocks`: `dynamic_batching` or `sequence_batching`, of which a model has one. Raises ModelLoadError.
     """
     written = parsing.read_text(text, folder_name=name)
-    if written.HasField("ensemble_scheduling") or written.HasField("sequence_batching"):
-        raise ModelLoadError(f"model '{name}' is an ensemble or keeps sequences: only models that batch are simulated")
+    if written.HasField("ensemble_scheduling"):
+        raise ModelLoadError(f"model '{name}' is an ensemble: only models that compute by themselves are simulated")
     message = model_config_pb2.ModelConfig(name=name, backend="python")
     for field in _KEPT:
         _take(message, field, written)
@@ -60,8 +64,9 @@ def configured(
         spec.dims.append(-1)
     if max_batch_size is not None:
         message.max_batch_size = max_batch_size
-    if dynamic_batching is not None:
-        message.dynamic_batching.CopyFrom(_block(dynamic_batching, name))
+    _put(message, blocks or {})
+    if message.HasField("sequence_batching"):
+        del message.sequence_batching.state[:]  # what is kept from one request to the next takes no time of its own
     for key, text_value in (parameters or {}).items():
         message.parameters[key].string_value = text_value
     return parsing.parse_message(message, folder_name=name)
@@ -76,9 +81,11 @@ def _take(message: Any, field: str, written: Any) -> None:
         setattr(message, field, value)
 
 
-def _block(given: Mapping[str, Any], name: str) -> Any:
-    """The `dynamic_batching` of a file. Raises ModelLoadError."""
-    try:
-        return json_format.Parse(orjson.dumps(given), model_config_pb2.ModelDynamicBatching())
-    except (json_format.ParseError, TypeError) as error:
-        raise ModelLoadError(f"failed to read 'dynamic_batching' of {name}: {error}") from error
+def _put(message: Any, blocks: Mapping[str, Mapping[str, Any]]) -> None:
+    """A scheduler of a file in place of the one that is there (of the two a message has one). Raises ModelLoadError."""
+    for field, given in blocks.items():
+        try:
+            block = json_format.Parse(orjson.dumps(given), _BLOCKS[field]())
+        except (json_format.ParseError, TypeError) as error:
+            raise ModelLoadError(f"failed to read '{field}' of {message.name}: {error}") from error
+        getattr(message, field).CopyFrom(block)

@@ -1,10 +1,13 @@
 """What came of a simulated world, in the form of a report. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.tuning.report import Report, ServerReport, Tally, class_report, timeline
 from gateway.tuning.simulation.world import SimulatedTraffic, World
+from gateway.tuning.traffic import TrafficClass
+from local_runtime.repository.model_config import DirectStrategy, ModelConfig
 from local_runtime.scheduling.stats import ModelStatistics
 
 NOTES: Final = (
@@ -14,18 +17,23 @@ Counts = dict[tuple[str, str], ModelStatistics]
 """By backend and model: what all its replicas have counted by some instant."""
 
 
-def report_of(
-    world: World,
-    tallies: Sequence[Tally],
-    *,
-    seed: int,
-    counts: tuple[Counts, Counts],
-    busy_us: Mapping[tuple[str, str], float],
-) -> Report:
-    """The report of the counted time, at whose begin and end the servers' `counts` were read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How it went for the servers.
 
-    `busy_us`: how long all instances together were at work in it, by backend and model.
+    Attributes:
+        counts: at the begin and at the end of the counted time.
+        busy_us: how long all instances together were at work in it, by backend and model.
+        lost: sequences that died with the replica that kept them, by backend and replica, over the whole run.
     """
+
+    counts: tuple[Counts, Counts]
+    busy_us: Mapping[tuple[str, str], float]
+    lost: Mapping[tuple[str, str], int]
+
+
+def report_of(world: World, tallies: Sequence[Tally], course: Course, *, seed: int) -> Report:
+    """The report of the counted time."""
     seconds = world.duration_s - world.warmup_s
     hourly = sum(one.usd_per_hour * one.replicas for one in world.backends.values())
     return Report(
@@ -35,11 +43,17 @@ def report_of(
         seconds=seconds,
         whole=class_report(tallies, name="all", seconds=seconds),
         classes=tuple(class_report([tally], name=tally.name, seconds=seconds) for tally in tallies),
-        servers=tuple(_servers(world, counts, busy_us)),
+        servers=tuple(_servers(world, course.counts, course.busy_us)),
         timeline=timeline(tallies),
         cost_usd=hourly * seconds / 3600 if hourly else None,
-        notes=NOTES,
+        notes=(*NOTES, *_lost(course.lost)),
     )
+
+
+def _lost(lost: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    if lost:
+        where = ", ".join(f"{'/'.join(filter(None, place))} {count}" for place, count in sorted(lost.items()))
+        yield f"sequences lost with the server that kept them, in the whole run: {where}"
 
 
 def _servers(
@@ -75,17 +89,8 @@ def _setting(world: World, seed: int) -> Iterator[tuple[str, str]]:
     for name, backend in world.backends.items():
         yield f"backends.{name}", f"{backend.replicas} replica{'' if backend.replicas == 1 else 's'}"
     for name, model in world.models.items():
-        batching = model.config.dynamic_batching
-        words = [f"max_batch_size {model.config.max_batch_size}", f"instances {model.instances}"]
-        if batching is None:
-            words.append("no dynamic_batching")
-        elif batching.adaptive:
-            words.append("adaptive")
-        else:
-            words.append(f"max_queue_delay_microseconds {batching.max_queue_delay_microseconds}")
-            if batching.preferred_batch_size:
-                words.append(f"preferred_batch_size {', '.join(map(str, batching.preferred_batch_size))}")
-        yield f"models.{name}", ", ".join(words)
+        words = (f"max_batch_size {model.config.max_batch_size}", f"instances {model.instances}")
+        yield f"models.{name}", ", ".join((*words, *_batching(model.config)))
     for one in world.traffic:
         yield f"traffic.{one.traffic.name}", _how_much(one)
     for failure in world.failures:
@@ -98,11 +103,38 @@ def _setting(world: World, seed: int) -> Iterator[tuple[str, str]]:
     yield "seed", str(seed)
 
 
+def _batching(config: ModelConfig) -> Iterator[str]:
+    """How a model batches, in Triton's words."""
+    sequences, batching = config.sequence_batching, config.dynamic_batching
+    if sequences is not None:
+        strategy = sequences.strategy
+        if isinstance(strategy, DirectStrategy):
+            yield "sequence_batching direct"
+        else:
+            yield f"sequence_batching oldest, max_candidate_sequences {strategy.max_candidate_sequences}"
+        yield f"max_queue_delay_microseconds {strategy.max_queue_delay_microseconds}"
+        yield f"max_sequence_idle_microseconds {sequences.max_sequence_idle_microseconds}"
+    elif batching is None:
+        yield "no dynamic_batching"
+    elif batching.adaptive:
+        yield "adaptive"
+    else:
+        yield f"max_queue_delay_microseconds {batching.max_queue_delay_microseconds}"
+        if batching.preferred_batch_size:
+            yield f"preferred_batch_size {', '.join(map(str, batching.preferred_batch_size))}"
+
+
 def _how_much(one: SimulatedTraffic) -> str:
+    """Of a class: what comes, and of how many requests each is."""
     traffic = one.traffic
+    gap = f", {traffic.sequence_gap_ms:g} ms between" if traffic.sequence_gap_ms else ""
+    return _arrivals(traffic) + (f", sequences of {traffic.sequence_length}{gap}" if traffic.sequence_length else "")
+
+
+def _arrivals(traffic: TrafficClass) -> str:
     if traffic.concurrency:
         return f"{traffic.concurrency} callers"
     if traffic.trace:
-        return f"{len(traffic.trace)} requests of a trace"
+        return f"{len(traffic.trace)} arrivals of a trace"
     ramp = f" to {traffic.ramp_to:g}" if traffic.ramp_to else ""
     return f"{traffic.rate:g}{ramp}/s, {traffic.arrivals}"

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from gateway.core.errors import GatewayError, InternalError
 from gateway.core.loads import LoadBoard
 from gateway.core.models import ModelFigures
 from gateway.core.rules import RuleSet
+from gateway.core.sequences import Pin
 from gateway.core.types import (
     Answer,
     Caller,
@@ -21,6 +23,7 @@ from gateway.core.types import (
     InferenceRequest,
     Message,
     Place,
+    SequenceStep,
     Speech,
     Tensor,
     TensorPayload,
@@ -30,6 +33,7 @@ from gateway.core.watching.record import RequestRecord
 from gateway.gate import Gate
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
+from gateway.ports import Clock
 from gateway.recall import Recalls
 from gateway.sequences import PinnedSequences
 from gateway.shadowing import Shadows
@@ -39,13 +43,14 @@ from gateway.stores.memory_answers import MemoryAnswers
 from gateway.tasks.contract import Form
 from gateway.tuning.report import OK, Report, Tally
 from gateway.tuning.simulation.clock import SimulatedLoop
-from gateway.tuning.simulation.outcome import Counts, report_of
+from gateway.tuning.simulation.outcome import Counts, Course, report_of
 from gateway.tuning.simulation.servers import SimulatedServers, Surroundings
 from gateway.tuning.simulation.world import SimulatedTraffic, World
 from gateway.tuning.traffic import arrivals
 
 _KEPT_BYTES: Final = 2**20  # of answers, of which none is ever kept: requests have no idempotency key
 _STEPS: Final = 100  # of progress
+_MAX_PINS: Final = 2**40  # of sequences: a store that runs full is none of the servers' doing
 _REFUSED_PAUSE_S: Final = 0.001  # of a caller that was refused at once: without it, it would ask without end in no time
 _ANSWER: Final = Answer(output={})
 
@@ -106,6 +111,19 @@ class _Silence:
         """See `ports.HealthObserver`."""
 
 
+class _Pins(MemorySequenceStore):
+    """As it is, and counts the sequences that were lost, by the backend and the replica that had kept them."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock, max_keys=_MAX_PINS)
+        self.lost: Counter[tuple[str, str]] = Counter()
+
+    async def lose(self, owner: str, pin: Pin) -> None:
+        """See `ports.SequenceStore`."""
+        self.lost[pin.place.backend, pin.place.replica] += 1
+        await super().lose(owner, pin)
+
+
 def simulate(world: World, *, seed: int = 0, on_progress: Callable[[float], object] | None = None) -> Report:
     """Let `world` run, and tell what came of it. Same world and seed, same report.
 
@@ -143,6 +161,7 @@ class _Source:
     tally: Tally
     timeout_us: int
     count: int = 0
+    begun: int = 0
 
 
 class _Run:
@@ -160,6 +179,7 @@ class _Run:
             until_s=world.duration_s,
         )
         self._servers = {name: SimulatedServers(backend, around) for name, backend in world.backends.items()}
+        self._pins = _Pins(loop.now_us)
         self._pipeline, self._prober = self._planes()
         self._sources = [self._source(one) for one in world.traffic]
         self._first: Counts = {}
@@ -197,7 +217,7 @@ class _Run:
             admissions=MemoryAdmissions(clock),
             rules=rules,
             recalls=Recalls(MemoryAnswers(clock, max_bytes=_KEPT_BYTES), clock),
-            sequences=PinnedSequences(MemorySequenceStore(clock), backends, board=board, clock=clock),
+            sequences=PinnedSequences(self._pins, backends, board=board, clock=clock),
             board=board,
             observer=silence,
             clock=clock,
@@ -261,17 +281,34 @@ class _Run:
         chance = self._chance(f"arrivals/{traffic.name}")
         for due_s in arrivals(traffic, chance, duration_s=self._world.duration_s):
             await self._until(due_s)
-            requests.create_task(self._one(source, due_s))
+            requests.create_task(self._asked(source, due_s))
 
     async def _caller(self, source: _Source) -> None:
         """One that asks again when it has its answer."""
         loop, think_s = self._loop, source.of.traffic.think_ms / 1e3
         while (due_s := loop.time()) < self._world.duration_s:
-            await self._one(source, due_s)
+            await self._asked(source, due_s)
             await asyncio.sleep(think_s if think_s or loop.time() > due_s else _REFUSED_PAUSE_S)
 
-    async def _one(self, source: _Source, due_s: float) -> None:
-        """One request, from when it is due to its end."""
+    async def _asked(self, source: _Source, due_s: float) -> None:
+        """What comes of one arrival: a request, or a sequence of them until one fails or the time is over."""
+        traffic, loop = source.of.traffic, self._loop
+        if not traffic.sequence_length:
+            await self._one(source, due_s)
+            return
+        source.begun += 1
+        name, last = f"{traffic.name}-{source.begun}", traffic.sequence_length - 1
+        for place in range(traffic.sequence_length):
+            step = SequenceStep(id=name, is_start=place == 0, is_end=place == last)
+            if await self._one(source, due_s, step) != OK or place == last:
+                return
+            due_s = loop.time() + traffic.sequence_gap_ms / 1e3
+            if due_s >= self._world.duration_s:
+                return
+            await self._until(due_s)
+
+    async def _one(self, source: _Source, due_s: float, step: SequenceStep | None = None) -> str:
+        """One request, from when it is due to its end; how it ended."""
         of, now_us = source.of, self._loop.now_us()
         source.tally.due(due_s)
         source.count += 1
@@ -284,6 +321,7 @@ class _Run:
             deadline_us=now_us + source.timeout_us,
             priority=of.traffic.priority,
             ordering_key=str(source.count % of.ordering_keys) if of.ordering_keys else "",
+            sequence=step,
         )
         code = OK
         try:
@@ -295,6 +333,7 @@ class _Run:
         except GatewayError as refused:
             code = refused.code
         source.tally.ended(due_s, self._loop.time(), code)
+        return code
 
     async def _look(self) -> None:
         """Read the servers' counters when the counted time begins, and when it ends."""
@@ -314,4 +353,5 @@ class _Run:
         busy_us = {
             (name, model): books.busy_us for name, one in self._servers.items() for model, books in one.books.items()
         }
-        return report_of(self._world, tallies, seed=self._seed, counts=(self._first, self._last), busy_us=busy_us)
+        course = Course(counts=(self._first, self._last), busy_us=busy_us, lost=self._pins.lost)
+        return report_of(self._world, tallies, course, seed=self._seed)

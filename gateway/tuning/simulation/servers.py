@@ -3,30 +3,36 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from tritonclient.grpc import service_pb2 as pb
+
 from gateway.backends.local import GRPC_NAMES
+from gateway.backends.triton import documents
 from gateway.backends.triton.faults import fault_of, lost
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
-from gateway.core.models import ModelFigures
-from gateway.core.types import BackendCall, BackendEvent, Place, TensorPayload, Tensors
+from gateway.core.models import ModelFacts, ModelFigures
+from gateway.core.types import BackendCall, BackendEvent, Place, SequenceStep, TensorPayload, Tensors
 from gateway.core.waiting import items_of
 from gateway.tuning.simulation.clock import SimulatedLoop
 from gateway.tuning.simulation.models import SimulatedModel
 from gateway.tuning.simulation.world import Failure, SimulatedBackend
 from local_runtime.errors import InferenceError
 from local_runtime.messages import InferRequest
+from local_runtime.repository.model_config import ModelConfig
 from local_runtime.runtime import RuntimeOptions
 from local_runtime.scheduling.execution import Done, Executed
 from local_runtime.scheduling.policies import policy_of, preserves_ordering
 from local_runtime.scheduling.scheduler import ModelScheduler
+from local_runtime.scheduling.sequence_inputs import SequenceInputs
 from local_runtime.scheduling.stats import Compute, StatsRecorder
 from local_runtime.scheduling.validation import CheckedRequest
 
 MAX_QUEUE_SIZE: Final = RuntimeOptions().max_queue_size
 _VERSION: Final = "1"
+_NO_SEQUENCE: Final = SequenceStep(id=0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +92,7 @@ class SimulatedReplica:
             instances=[SimulatedInstance(model, self, books)] * model.instances,
             clock_us=self.around.loop.now_us,
             preserve_ordering=preserves_ordering(model.config),
+            sequence_inputs=slot_rows(model.config),
             timer_resolution_us=0,
         )
 
@@ -101,6 +108,15 @@ class SimulatedReplica:
             raise BackendError(lost("UNAVAILABLE", "connection refused"))
         if self.is_refusing:
             raise BackendError(fault_of("UNAVAILABLE", f"model '{model}' is not ready"))
+
+
+def slot_rows(config: ModelConfig) -> SequenceInputs | None:
+    """For a model that keeps sequences: a row of the batch for each slot, empty ones too, without their tensors."""
+    batching = config.sequence_batching
+    if batching is None:
+        return None
+    bare = replace(batching, controls=(), states=())
+    return SequenceInputs(config=bare, max_batch_size=config.max_batch_size, initial_states={})
 
 
 class SimulatedInstance:
@@ -134,7 +150,7 @@ class SimulatedInstance:
 
 
 class SimulatedServers:
-    """See `ports.Backend`: the replicas of one backend.
+    """See `ports.Backend` and `ports.KnowsModels`: the replicas of one backend.
 
     Attributes:
         books: by model.
@@ -149,6 +165,10 @@ class SimulatedServers:
         self._around = around
         self._names = backend.names
         self._replicas = {name: SimulatedReplica(around, self.books) for name in backend.names or ("",)}
+        self._facts = {
+            name: documents.facts(pb.ModelMetadataResponse(name=name, versions=[_VERSION]), model.config.message)
+            for name, model in around.models.items()
+        }
 
     def replicas(self) -> Sequence[str]:
         """See `ports.Backend`."""
@@ -157,6 +177,10 @@ class SimulatedServers:
     def engine_load(self, replica: str) -> None:  # noqa: ARG002 - the port's
         """Nothing: these are no LLM servers."""
         return
+
+    async def facts(self, place: Place) -> ModelFacts:
+        """See `ports.KnowsModels`. They were asked for when all was well, and are kept."""
+        return self._facts[place.model]
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
         """One answer without outputs, after the time that it would take."""
@@ -177,8 +201,16 @@ class SimulatedServers:
             await asyncio.sleep(way_us / 2e6)
         replica = self._replicas[call.replica]
         replica.check(call.model)
+        step = call.sequence or _NO_SEQUENCE
         source = InferRequest(
-            model=call.model, inputs={}, priority=payload.priority, queue_timeout_us=payload.queue_timeout_us
+            model=call.model,
+            inputs={},
+            request_id=call.request_id,
+            priority=payload.priority,
+            queue_timeout_us=payload.queue_timeout_us,
+            sequence_id=step.id,
+            sequence_start=step.is_start,
+            sequence_end=step.is_end,
         )
         asked = CheckedRequest(source=source, inputs={}, rows=items_of(payload), batch_key=0, outputs=())
         try:

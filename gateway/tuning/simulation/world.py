@@ -158,6 +158,7 @@ class _Model(Section):
     config: str = ""
     max_batch_size: int | None = Field(default=None, ge=0)
     dynamic_batching: Mapping[str, Any] | None = None
+    sequence_batching: Mapping[str, Any] | None = None
     parameters: Mapping[str, str] = Field(default_factory=dict)
     instances: int | None = Field(default=None, ge=1, le=1024)
 
@@ -258,15 +259,16 @@ def _refuse(error: ValidationError, *, at: str) -> NoReturn:
 
 def _model(name: str, given: _Model, folder: Path) -> SimulatedModel:
     at = f"models.{name}"
-    text = ""
-    if given.config:
-        text = _text(folder / given.config, at=f"{at}.config")
+    text = _text(folder / given.config, at=f"{at}.config") if given.config else ""
+    blocks = {"dynamic_batching": given.dynamic_batching, "sequence_batching": given.sequence_batching}
+    if None not in blocks.values():
+        raise WorldError(f"{at}.sequence_batching: a model has either this or dynamic_batching")
     try:
         config = configured(
             name,
             text,
             max_batch_size=given.max_batch_size,
-            dynamic_batching=given.dynamic_batching,
+            blocks={field: block for field, block in blocks.items() if block is not None},
             parameters=given.parameters,
         )
     except ModelLoadError as error:
@@ -368,7 +370,15 @@ def _check_traffic(
             if rule.match.task not in (ANY, one.task):
                 continue
             for _, target in rule.targets:
-                most = models[target.model].config.max_batch_size or 1
+                config = models[target.model].config
+                most = config.max_batch_size or 1
+                if config.sequence_batching is not None:
+                    most = 1  # of each sequence, one row at a time
+                    if not one.traffic.sequence_length:
+                        raise WorldError(
+                            f"traffic.{place}.sequence_length: the model '{target.model}' keeps sequences, and takes "
+                            "nothing else"
+                        )
                 if one.traffic.rows > most:
                     raise WorldError(f"traffic.{place}.rows: the model '{target.model}' takes {most} at most")
 

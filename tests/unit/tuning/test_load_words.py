@@ -123,6 +123,7 @@ classes:
         ("classes: [{rate: 1, task: a, input: {text: a}, key_env: NONE}]", "key_env"),
         ("classes: [{rate: 1, chat: a}, {rate: 1, chat: a}]", "a name of its own"),
         ("classes: [{trace: none.txt, chat: a}]", "none.txt"),
+        ("classes: [{rate: 1, chat: a, sequence_length: 3}]", r"classes\[0\].sequence_length: sequences are simulated"),
     ],
 )
 def test_faults_of_a_file_are_told_with_their_place(tmp_path, text, told):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.tuning.simulation.world import WorldError, changed, load_document, parse_world
+from local_runtime.repository.model_config import OldestStrategy
 
 WORLD: dict[str, Any] = {
     "models": {"m": {"curve": {"compute_us": {"1": 1000}}, "max_batch_size": 4, "dynamic_batching": {}}},
@@ -94,11 +95,20 @@ def test_a_config_says_how_a_model_batches_whatever_computes_it_and_the_world_ha
     assert model.config.dynamic_batching.preferred_batch_size == ()
 
 
-def test_a_model_that_keeps_sequences_is_refused():
-    path = Path(__file__).parents[3] / "triton_models" / "speech_activity" / "config.pbtxt"
-    world = changed(WORLD, "models.speech_activity", {"curve": {"compute_us": {"1": 1}}, "config": str(path)})
-    with pytest.raises(WorldError, match="only models that batch are simulated"):
-        parse_world(world)
+def test_a_config_of_a_model_that_keeps_sequences_is_taken_as_it_is_and_an_ensemble_is_not():
+    folder = Path(__file__).parents[3] / "triton_models"
+    config = str(folder / "speech_activity" / "config.pbtxt")
+    model = {"curve": {"compute_us": {"1": 1}}, "config": config}
+    streams = {"rate": 1.0, "sequence_length": 100, "sequence_gap_ms": 32.0}
+    world = parse_world(WORLD | {"models": {"speech_activity": model}, "traffic": [streams]})
+    batching = world.models["speech_activity"].config.sequence_batching
+    assert batching is not None
+    assert batching.max_sequence_idle_microseconds == 10_000_000
+    assert isinstance(batching.strategy, OldestStrategy)
+    assert batching.strategy.max_candidate_sequences == 256
+    model["config"] = str(folder / "text_embedding" / "config.pbtxt")
+    with pytest.raises(WorldError, match=r"models\.text_embedding: .* is an ensemble"):
+        parse_world(WORLD | {"models": {"text_embedding": model}})
 
 
 def test_one_field_is_changed_in_a_copy():
