@@ -28,6 +28,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { color: var(--dim); font-weight: 600; }
+.chosen td { font-weight: 700; } pre { background: var(--panel); padding: 1rem; overflow: auto; border-radius: 6px; }
 .setting, .notes { color: var(--dim); margin: .3rem 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
 figure { margin: 0; padding: .8rem; background: var(--panel); border-radius: 6px; min-width: 0; }

@@ -3,7 +3,7 @@
 import csv
 import io
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from html import escape
 from typing import Any, Final
@@ -68,6 +68,11 @@ def html_text(reports: Sequence[Report]) -> str:
         if len(reports) == 1
         else "".join([_comparison(reports), *(f"<h2>{escape(one.title)}</h2>{_section(one)}" for one in reports)])
     )
+    return page(title, body)
+
+
+def page(title: str, body: str) -> str:
+    """A page of the look that all reports have, for light and dark; `body` is HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -76,9 +81,31 @@ def html_text(reports: Sequence[Report]) -> str:
     )
 
 
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int | None = None) -> str:
+    """A table of plain texts for a page, the row number `chosen` of it in bold; empty without rows."""
+    if not rows:
+        return ""
+    above = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    below = "".join(
+        f"<tr{' class=chosen' if index == chosen else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+        for index, row in enumerate(rows)
+    )
+    return f'<div class="wide"><table><thead><tr>{above}</tr></thead><tbody>{below}</tbody></table></div>'
+
+
+def empty_table(*headings: str, names: Collection[str] = (), title: str = "") -> Table:
+    """A table for the terminal, of the look that all reports have; below `names` stand names, below others figures."""
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        is_name = heading in names
+        words = textwrap.fill(heading, _WIDEST_HEADING, break_long_words=False)
+        made.add_column(words, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+    return made
+
+
 def classes_of(report: Report) -> tuple[ClassReport, ...]:
-    """All together, then each."""
-    return (report.whole, *report.classes)
+    """All together, then each; one alone is all."""
+    return (*(() if len(report.classes) == 1 else (report.whole,)), *report.classes)
 
 
 def ms(value: float | None) -> str:
@@ -94,14 +121,14 @@ def ms(value: float | None) -> str:
 def _classes_tables(report: Report) -> Iterator[Table]:
     """Two, as one would be wider than a terminal."""
     for name, columns in (("class", slice(1, _RATES)), ("latency, ms", slice(_RATES, None))):
-        made = _empty(name, *(heading.removesuffix(" ms") for heading in _CLASS_HEADINGS[columns]))
+        made = empty_table(name, *(heading.removesuffix(" ms") for heading in _CLASS_HEADINGS[columns]), names=(name,))
         for one in classes_of(report):
             made.add_row(_plain(one.name), *(_plain(cell) for cell in _class_cells(one)[columns]))
         yield made
 
 
 def _streams_table(report: Report) -> Table:
-    made = _empty(*_STREAM_HEADINGS)
+    made = empty_table(*_STREAM_HEADINGS, names=("class",))
     for one in classes_of(report):
         if one.first_token:
             made.add_row(*(_plain(cell) for cell in _stream_cells(one)))
@@ -109,7 +136,7 @@ def _streams_table(report: Report) -> Table:
 
 
 def _ends_table(wrong: Sequence[ClassReport]) -> Table:
-    made = _empty("class", "requests", "ended with")
+    made = empty_table("class", "requests", "ended with", names=("class", "ended with"))
     for one in wrong:
         for code, count in _ends(one):
             made.add_row(_plain(one.name), _plain(f"{count:,}"), _plain(code))
@@ -117,18 +144,9 @@ def _ends_table(wrong: Sequence[ClassReport]) -> Table:
 
 
 def _servers_table(servers: Sequence[ServerReport]) -> Table:
-    made = _empty(*_SERVER_HEADINGS)
+    made = empty_table(*_SERVER_HEADINGS, names=("model", "batches by rows"))
     for one in servers:
         made.add_row(*(_plain(cell) for cell in _server_cells(one)))
-    return made
-
-
-def _empty(*headings: str) -> Table:
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, heading in enumerate(headings):
-        is_name = index == 0 or heading in ("ended with", "batches by rows")
-        words = textwrap.fill(heading, _WIDEST_HEADING, break_long_words=False)
-        made.add_column(words, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     return made
 
 
@@ -228,13 +246,13 @@ def _section(report: Report) -> str:
     streams = [_stream_cells(one) for one in classes if one.first_token]
     ends = [[one.name, f"{count:,}", code] for one in _wrong(report) for code, count in _ends(one)]
     tables = [
-        _html_table(
+        html_table(
             _CLASS_HEADINGS,
             [_class_cells(one) for one in classes],
         ),
-        _html_table(_STREAM_HEADINGS, streams),
-        _html_table(("class", "requests", "ended with"), ends),
-        _html_table(_SERVER_HEADINGS[:-1], [_server_cells(one)[:-1] for one in report.servers]),  # the last is drawn
+        html_table(_STREAM_HEADINGS, streams),
+        html_table(("class", "requests", "ended with"), ends),
+        html_table(_SERVER_HEADINGS[:-1], [_server_cells(one)[:-1] for one in report.servers]),  # the last is drawn
     ]
     return (
         f"<section>{setting}{cost}{''.join(tables)}"
@@ -307,12 +325,4 @@ def _comparison(reports: Sequence[Report]) -> str:
         y=Axis(name="latency (ms)"),
     )
     headings = ("run", *_CLASS_HEADINGS[1:])
-    return f'{_html_table(headings, rows)}<div class="charts">{picture}</div>'
-
-
-def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    above = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    below = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{above}</tr></thead><tbody>{below}</tbody></table></div>'
+    return f'{html_table(headings, rows)}<div class="charts">{picture}</div>'

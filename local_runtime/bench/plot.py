@@ -7,6 +7,7 @@ it draws.
 import dataclasses
 import html
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ _COLOURS = {Kind.NAIVE: "#d62728", Kind.ADAPTIVE: "#1f77b4"}
 # Of the static settings: one for each delay. Their sizes differ in how strong it is.
 _DELAY_COLOURS = ("#7f7f7f", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2")
 _FAINTEST = 0.3
+_MOST_STEPPED = 10  # times the least value: beyond, even steps would crowd at an axis's end
 
 
 class PlotUnavailable(Exception):
@@ -183,7 +185,7 @@ def _label(axes: Any, picture: Picture) -> None:
     axes.set(title=picture.title, xlabel=picture.x_label, ylabel=picture.y_label)
     if picture.is_y_log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_locator(ticker.FixedLocator(_log_ticks(picture)))
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
     if picture.x_ticks:
@@ -212,16 +214,26 @@ _FOLLOWING = """<script>
 _STYLE = """<style>
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
-table { border-collapse: collapse; } th, td { padding: .2rem .7rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; } tbody tr:nth-child(odd) { background: #8881; }
-tr.chosen { font-weight: bold; } pre { background: #8882; padding: 1rem; overflow: auto; } .scroll { overflow-x: auto; }
 </style>"""
 
 
-def write_html(pictures: Sequence[Picture], path: Path, *, heading: str, before: str = "", after: str = "") -> None:
+def write_html(pictures: Sequence[Picture], path: Path, *, heading: str) -> None:
     """The pictures, to be looked at closely, in one file that needs no network, in the reader's light or dark.
 
-    `before` and `after` are HTML to stand around them. Raises PlotUnavailable without plotly.
+    Raises PlotUnavailable without plotly.
+    """
+    name = html.escape(heading)
+    path.write_text(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>{_STYLE}</head>'
+        f"<body><h1>{name}</h1>{html_figure(pictures)}</body></html>\n",
+        encoding="utf-8",
+    )
+
+
+def html_figure(pictures: Sequence[Picture]) -> str:
+    """The pictures side by side for somebody's page: all that they need, and in the page's ink where that is dark.
+
+    Raises PlotUnavailable without plotly.
     """
     try:
         from plotly import graph_objects, subplots  # type: ignore[import-untyped] # noqa: PLC0415 - slow, optional
@@ -233,16 +245,23 @@ def write_html(pictures: Sequence[Picture], path: Path, *, heading: str, before:
             figure.add_trace(_trace(graph_objects, line), row=1, col=column)
         x = {"type": "log", "tickvals": list(picture.x_ticks)} if picture.x_ticks else {}
         figure.update_xaxes(title_text=picture.x_label, row=1, col=column, **x)
-        y = {"type": "log", "dtick": "D2"} if picture.is_y_log else {}
+        y = {"type": "log", "tickvals": _log_ticks(picture), "tickformat": "~r"} if picture.is_y_log else {}
         figure.update_yaxes(title_text=picture.y_label, row=1, col=column, **y)
     figure.update_layout(template="plotly_white", height=560, legend={"orientation": "h", "y": -0.18})
-    plots = figure.to_html(include_plotlyjs=True, full_html=False)
-    name = html.escape(heading)
-    path.write_text(
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>{_STYLE}</head>'
-        f"<body><h1>{name}</h1>{before}{plots}{after}{_FOLLOWING}</body></html>\n",
-        encoding="utf-8",
-    )
+    return f"{figure.to_html(include_plotlyjs=True, full_html=False)}{_FOLLOWING}"
+
+
+def _log_ticks(picture: Picture) -> list[float]:
+    """Where a logarithmic y axis has numbers: 1, 2 and 5 of each power of ten, or round steps within less than one."""
+    values = [y for line in picture.lines for y in line.y if y > 0] or [1.0]
+    low, high = min(values), max(values)
+    if high > _MOST_STEPPED * low:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        return [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    most = (high - low) / 4 or low
+    power = 10.0 ** math.floor(math.log10(most))
+    step = max(factor * power for factor in (1, 2, 5) if factor * power <= most)
+    return [index * step for index in range(max(1, math.floor(low / step)), math.ceil(high / step) + 1)]
 
 
 def _trace(graph_objects: Any, line: Line) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from gateway.core.memory_plan import GIB
+from gateway.tuning import rendering
 from gateway.tuning.curves import LatencyCurve
 from gateway.tuning.sweep.pictures import pictures
 from gateway.tuning.sweep.record import Run
@@ -20,7 +21,6 @@ from local_runtime.bench.variants import config_text, left_out
 
 FORM: Final = "sweep/1"
 COLUMNS: Final = ("setting", "load", "answers/s", "good/s", "p50 ms", "p99 ms", "mean batch", "busy", "run")
-_CHOSEN: Final = "chosen"
 SHOWN: Final = 20  # rows of the table on a terminal; files have all
 
 
@@ -97,9 +97,8 @@ def table(outcome: Outcome) -> Table:
     runs = ordered(outcome)
     shown = runs[:SHOWN]
     shown += [outcome.found] if outcome.found not in shown else []
-    made = Table(title=f"{outcome.model} on {outcome.place}", title_justify="left")
-    for heading in COLUMNS:
-        made.add_column(heading, justify="left" if heading in ("setting", "load", "run") else "right")
+    title = f"{outcome.model} on {outcome.place}"
+    made = rendering.empty_table(*COLUMNS, names=("setting", "load", "run"), title=title)
     for run in shown:
         made.add_row(*cells(run), style="bold" if run is outcome.chosen else None)
     if len(runs) > len(shown):
@@ -172,24 +171,17 @@ def write(outcome: Outcome, folder: Path, *, curve: LatencyCurve | None) -> None
     )
     heading = f"{outcome.model}: swept on {outcome.place}"
     plot.write_png(drawn, folder / "plot.png", heading=heading)
-    plot.write_html(drawn, folder / "report.html", heading=heading, before=_before(outcome), after=_after(outcome))
+    body = _html(outcome, plot.html_figure(drawn))
+    (folder / "report.html").write_text(rendering.page(heading, body), encoding="utf-8")
 
 
-def _before(outcome: Outcome) -> str:
+def _html(outcome: Outcome, figure: str) -> str:
+    """What stands on the page around the pictures."""
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in reasons(outcome))
-    return f"<ul>{lines}</ul>"
-
-
-def _after(outcome: Outcome) -> str:
-    heads = "".join(f"<th>{html.escape(heading)}</th>" for heading in COLUMNS)
-    rows = "".join(
-        (f'<tr class="{_CHOSEN}">' if run is outcome.chosen else "<tr>")
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(run))
-        + "</tr>"
-        for run in ordered(outcome)
-    )
+    runs, chosen = ordered(outcome), outcome.chosen
+    place = next(index for index, run in enumerate(runs) if run is chosen)
     return (
-        f"<h2>All runs</h2><div class='scroll'><table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<ul>{lines}</ul>{figure}"
+        f"<h2>All runs</h2>{rendering.html_table(COLUMNS, [cells(run) for run in runs], chosen=place)}"
         f"<h2>config.pbtxt</h2><pre>{html.escape(pbtxt(outcome))}</pre>"
     )

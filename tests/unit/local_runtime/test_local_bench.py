@@ -158,6 +158,18 @@ def test_a_setting_has_one_colour_in_both_pictures():
     assert len(set(sweep.values())) == 4
 
 
+@pytest.mark.parametrize("values", [(576, 1492), (2, 1200), (100, 140), (9.5, 9.5), (0.02, 3), (99, 990), (0, 0)])
+def test_a_logarithmic_axis_has_enough_numbers_and_not_too_many(values):
+    line = plot.Line(name="", colour="", x=[1, 2], y=values, marks=["", ""])
+    ticks = plot._log_ticks(plot.Picture(title="", x_label="", y_label="", lines=[line], is_y_log=True))
+    assert ticks == sorted(set(ticks))
+    shown = [one for one in ticks if min(values) <= one <= max(values)]
+    assert len(shown) <= 14
+    assert len(shown) >= 3 or min(values) == max(values)
+    assert min(ticks) > 0
+    assert max(ticks) >= max(values)
+
+
 def test_medians_are_taken_figure_by_figure():
     runs = [load.Measured(qps=q, p50_ms=p, p99_ms=9.0, mean_batch=1.0) for q, p in ((1, 5.0), (2, 4.0), (9, 6.0))]
     assert load.medians(runs) == load.Measured(qps=2, p50_ms=5.0, p99_ms=9.0, mean_batch=1.0)

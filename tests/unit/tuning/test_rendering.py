@@ -73,6 +73,14 @@ def test_the_table_has_every_class_end_and_server():
     assert "\x1b" not in text
 
 
+def test_one_class_alone_is_told_once():
+    text = shown(report(names=("people",)))
+    assert "people" in text
+    assert " all " not in text
+    assert "<td>all</td>" not in rendering.html_text([report(names=("people",))])
+    assert len(list(csv.DictReader(io.StringIO(rendering.csv_text(report(names=("people",))))))) == 1
+
+
 def test_the_table_fits_a_terminal():
     text = shown(report(), width=80)
     for word in ("people", "offered/s", "answered/s", "p99.9", "latency,", "12", "2.50", "25%", "busy"):
