@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from gateway.__main__ import app
 from gateway.cli.tuning import sweep as command
+from gateway.tuning.charts import STYLE
 from gateway.tuning.curves import parse_curve
 from gateway.tuning.sweep.settings import Axes
 from local_runtime.repository.parsing import parse
@@ -75,6 +76,8 @@ def test_one_command_measures_and_writes_everything(tmp_path, monkeypatch):
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "report.html").read_text()
     assert "<title>one: swept on local runtime" in page
+    assert STYLE in page  # looks as all reports do
+    assert page.count("<tr class=chosen>") == 1
     assert "config.pbtxt" in page
     assert 'src="http' not in page
 
@@ -112,7 +115,6 @@ def test_where_no_setting_keeps_the_bounds_the_nearest_is_told_and_the_status_sa
         (("--repository", "x", "--quick", "--brute-force"), "--quick and --brute-force"),
         (("--triton", "h:1"), "--model: says which model"),
         (("--triton", "nonsense", "--model", "m"), "--triton: 'nonsense' is neither host:port"),
-        (("--triton", "127.0.0.1:1", "--model", "m"), "--triton 127.0.0.1:1: RepositoryIndex: UNAVAILABLE: failed to"),
         (("--repository", "/absent"), "--repository /absent: is not a folder"),
         (("--repository", "x", "--restore"), "--restore: is for --triton"),
         (("--repository", "x", "--max-batch-size", "0"), "--max-batch-size 0: write whole numbers from 1 on"),
@@ -120,6 +122,7 @@ def test_where_no_setting_keeps_the_bounds_the_nearest_is_told_and_the_status_sa
         (("--repository", "x", "--count", "two"), "--count two: write whole numbers"),
         (("--repository", "x", "--rate", "0"), "--rate 0: must be above 0"),
         (("--repository", "x", "--rate", "fast"), "--rate fast: write numbers"),
+        (("--repository", "x", "--rate", "5", "--concurrency", "4"), "--rate and --concurrency: one of the two"),
         (("--repository", "x", "--shape", "3,4"), "--shape 3,4: write INPUT:D,D"),
     ],
 )
@@ -127,6 +130,12 @@ def test_options_that_make_no_sense_are_refused_by_name(arguments, words):
     done = swept(*arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith(words)
+
+
+def test_a_triton_that_does_not_answer_has_a_status_of_its_own():
+    done = swept("--triton", "127.0.0.1:1", "--model", "m")
+    assert done.exit_code == 3
+    assert done.stderr.startswith("--triton 127.0.0.1:1: RepositoryIndex: UNAVAILABLE: failed to")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure, say
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, say
 from gateway.cli.show import examples, show, show_json
-from gateway.tuning.sweep.settings import Axes, SweepError
+from gateway.tuning.sweep.settings import Axes, SweepError, Unreachable
 
 EXIT_STOPPED: Final = 130
 SMALL: Final = 40  # cells: so few are all measured unless --quick is given, whose runs would be too few to find much
@@ -117,7 +117,8 @@ def sweep(  # noqa: PLR0917 - Typer declares options as parameters
     Into the folder go sweep.json, curve.json (for `gateway simulate`), report.html, plot.png and config.pbtxt. Triton
     serves the model as before at the end, also after Ctrl-C.
 
-    Exit codes: 0 done, 1 it could not be measured or no setting keeps the bounds, 2 usage, 130 stopped.
+    Exit codes: 0 done, 1 it could not be measured or no setting keeps the bounds, 2 usage, 3 no Triton
+    answers, 130 stopped.
     """
     try:
         _check(repository, triton, model, is_both=quick and brute_force)
@@ -145,6 +146,8 @@ def sweep(  # noqa: PLR0917 - Typer declares options as parameters
             is_resumed=resume,
         )
         keeps = _run(asked, as_json=as_json)
+    except Unreachable as error:
+        raise Failure(str(error), EXIT_UNREACHABLE) from error
     except SweepError as error:
         raise Failure(str(error), EXIT_USAGE if str(error).startswith("--") else EXIT_REFUSED) from error
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -320,6 +323,8 @@ def _restore(address: str, model: str) -> None:
 def _axes(given: dict[str, Any], preset: Preset | None, preferred: tuple[tuple[int, ...], ...]) -> Axes:
     """The options, with a preset's where they are not given."""
     usual = dict(PRESETS[preset]) if preset is not None else {}
+    if given["rate"] and given["concurrency"]:
+        raise SweepError("--rate and --concurrency: one of the two says how much is asked")
     if given["rate"]:
         usual.pop("concurrency", None)
     chosen = {name: value for name, value in given.items() if value}

@@ -19,6 +19,10 @@ class SweepError(Exception):
     """A sweep that cannot be made, or goes no further; the text begins with the option or the model it is about."""
 
 
+class Unreachable(SweepError):
+    """Nobody answers where the server should be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One way to serve the model, in Triton's words.

@@ -18,14 +18,14 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.backends.grpc.channel import GrpcChannel
 from gateway.backends.triton.documents import load_request
 from gateway.backends.triton.replica import TritonReplica
-from gateway.core.errors import BackendError
+from gateway.core.errors import BackendError, FaultKind
 from gateway.core.tensors import from_numpy
 from gateway.core.types import BackendCall, TensorPayload
 from gateway.tuning.sweep.callers import AskFailed
 from gateway.tuning.sweep.local import check_shapes, one_row
 from gateway.tuning.sweep.memory import listener, resident_bytes
 from gateway.tuning.sweep.servers import Counters
-from gateway.tuning.sweep.settings import Setting, SweepError, measurable, refusal
+from gateway.tuning.sweep.settings import Setting, SweepError, Unreachable, measurable, refusal
 from local_runtime.messages import TensorMetadata
 
 MARK: Final = "GATEWAY_SWEEP"
@@ -193,7 +193,9 @@ class TritonServer:
             text = error.fault.reply.text if error.fault.reply else error.fault.message
             if "explicit model load" in text:
                 text = f"models can be loaded here only with --model-control-mode=explicit ({text})"
-            raise SweepError(f"--triton {self._address}: {method}: {text}") from error
+            is_absent = error.fault.kind is FaultKind.UNAVAILABLE and error.fault.reply is None
+            refusing = Unreachable if is_absent else SweepError
+            raise refusing(f"--triton {self._address}: {method}: {text}") from error
 
 
 @contextlib.asynccontextmanager
