@@ -147,6 +147,14 @@ def test_a_plan_in_words(curve):
         assert words in result.output
 
 
+def test_one_replica_is_one(curve):
+    result = run("plan", "--slo", "p90=60ms", "--rate", "10", "--curve", curve, *SINGLE)
+    assert result.exit_code == 0, result.output
+    assert "1 replica of 'servers'" in result.output
+    assert "checked with the one replica" in result.output
+    assert "1 replicas" not in result.output
+
+
 def world_with(**more):
     return {
         "models": {"m": {"curve": TEN_MS, "max_batch_size": 4}},
@@ -294,7 +302,8 @@ def test_worlds_that_are_not_planned(more, words):
         (("--slo", "50ms", "--rate", "5", "--curve", "/nowhere.json"), "/nowhere.json"),
         (("--slo", "50ms", "--rate", "5", "--curve", "CURVE", "--arrivals", "rarely"), "arrivals"),
         (("--slo", "50ms", "--rate", "5", "--curve", "CURVE", "--count", "2000"), "models.fixed.instances"),
-        (("--world", "w.yaml", "--rate", "5"), "--world says the rate"),
+        (("--world", "w.yaml", "--rate", "5"), "--world: says what --rate"),
+        (("--world", "w.yaml", "--config-pbtxt", "c.pbtxt"), "--world: says what --rate"),
         (("--world", "/nowhere.yaml"), "/nowhere.yaml"),
     ],
 )

@@ -34,7 +34,7 @@ class Asked:
     slo: str
     rate: float
     curve: Path | None
-    config: Path | None
+    config_pbtxt: Path | None
     model: str
     usd_per_hour: float | None
     arrivals: str
@@ -76,8 +76,8 @@ def _situation(asked: Asked) -> Situation:
     slo, world = _slo(asked.slo), asked.world
     if world is None:
         document = _document(slo, asked)
-    elif asked.rate or asked.curve or asked.config:
-        raise Failure("--world says the rate, the curve and the config: give those, or the world", EXIT_USAGE)
+    elif asked.rate or asked.curve or asked.config_pbtxt:
+        raise Failure("--world: says what --rate, --curve and --config-pbtxt say: give those, or the world", EXIT_USAGE)
     else:
         document = _loaded(world)
     try:
@@ -111,7 +111,7 @@ def _document(slo: Slo | None, asked: Asked) -> dict[str, Any]:
     if slo is None or not asked.rate or asked.curve is None:
         raise Failure("give --slo, --rate and --curve, or --world", EXIT_USAGE)
     name = asked.model or str(_loaded(asked.curve).get("model") or "model")
-    entry = {"curve": str(asked.curve)} | ({"config": str(asked.config)} if asked.config else {})
+    entry = {"curve": str(asked.curve)} | ({"config": str(asked.config_pbtxt)} if asked.config_pbtxt else {})
     return {
         "title": f"{asked.rate:g} requests/s of {name}, {slo}",
         "models": {name: entry | {"max_batch_size": max(SIZES[-1], asked.rows)}},

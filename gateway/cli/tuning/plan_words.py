@@ -50,7 +50,7 @@ def show_plan(found: Found, situation: Situation, *, headroom: float, seeds: Seq
         show(
             fields(
                 {
-                    "plan": f"{chosen.replicas} replicas of '{situation.backend}', {setting_words(chosen.setting)}",
+                    "plan": f"{_replicas(chosen.replicas)} of '{situation.backend}', {setting_words(chosen.setting)}",
                     "cost": _cost_words(chosen.replicas, situation, headroom),
                     f"{_slo_words(situation)}": f"{_ms(worst.latency_ms)} in the worst of {len(seeds)} runs",
                     "p50 / p99": f"{_ms(worst.p50_ms)} / {_ms(worst.p99_ms)}",
@@ -100,7 +100,7 @@ def why_none(found: Found, situation: Situation) -> str:
     else:
         told = f"p{situation.percent:g} is {_ms(worst.latency_ms)}"
     return (
-        f"the closest is {setting_words(closest.setting)} on {closest.replicas} replicas, where {told}: on average "
+        f"the closest is {setting_words(closest.setting)} on {_replicas(closest.replicas)}, where {told}: on average "
         f"{_ms(worst.queue_ms)} waiting, max_queue_delay included, and {_ms(worst.compute_ms)} computing"
     )
 
@@ -110,7 +110,7 @@ def _why_ruled_out(ruled_out: Sequence[Candidate], situation: Situation) -> str:
     if possible:
         best = min(possible, key=lambda one: one.least)
         return (
-            f"{situation.rows_per_s:,.0f} rows/s need {best.least} replicas at least, by the curve, with "
+            f"{situation.rows_per_s:,.0f} rows/s need {_replicas(best.least)} at least, by the curve, with "
             f"{setting_words(best.setting)}: more than --max-replicas"
         )
     best = ruled_out[0]
@@ -135,7 +135,7 @@ def _table(points: Sequence[Point], title: str, situation: Situation, headroom: 
             percent(worst.busy),
             f"{worst.mean_batch:.1f}",
             ", ".join(map(str, setting.preferred_batch_size)),
-            f"{worst.replicas} replicas",
+            _replicas(worst.replicas),
         )
     return made
 
@@ -147,6 +147,10 @@ def _costs(replicas: int, situation: Situation, headroom: float) -> tuple[float 
         return None, None
     hourly = each * replicas
     return hourly, hourly / (situation.rate / (1 + headroom) * 3600) * 1e6 if situation.rate else None
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _cost_words(replicas: int, situation: Situation, headroom: float) -> str:
@@ -196,7 +200,7 @@ def _notes(found: Found, situation: Situation, *, headroom: float, seeds: Sequen
     unrun = [one for one in found.ruled_out if not one.impossible]
     if unrun and found.chosen is not None:
         least = min(one.least for one in unrun)
-        yield f"settings never run, for by the curve they need {least} replicas or more: {len(unrun)}"
+        yield f"settings never run, for by the curve they need {_replicas(least)} or more: {len(unrun)}"
     impossible = [one for one in found.ruled_out if one.impossible]
     if impossible and found.chosen is not None:
         yield f"settings never run, for by the curve computing alone is longer than the SLO: {len(impossible)}"
@@ -209,7 +213,7 @@ def _notes(found: Found, situation: Situation, *, headroom: float, seeds: Sequen
 def _checks(found: Found, chosen: Point, seeds: Sequence[int]) -> Iterator[str]:
     worst = chosen.worst
     if worst.replicas == chosen.replicas:
-        told = f"all {chosen.replicas} replicas"
+        told = "the one replica" if chosen.replicas == 1 else f"all {chosen.replicas} replicas"
     else:
         told = f"{worst.replicas} replicas and their share of the traffic in place of {chosen.replicas}"
     yield f"checked with {told}, {worst.requests:,} requests counted for each of the seeds {', '.join(map(str, seeds))}"
