@@ -1,9 +1,9 @@
 """`gateway load` once its options are read: the measurement, how it goes, and what is shown of it."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, say, stack_told
 from gateway.cli.show import is_terminal, show, show_json
+from gateway.cli.tuning.files import Files
 from gateway.cli.tuning.load_plan import Given, plan_of
 from gateway.tuning import rendering
 from gateway.tuning.load import runner, session
@@ -32,37 +33,18 @@ def offer(given: Given, *, csv: Path | None, html: Path | None, as_json: bool, y
     """Measure, show, and end the command with its exit code."""
     if given.find and not given.slo:
         raise Failure("--find: raises load until an SLO breaks: give one (--slo)", EXIT_USAGE)
-    for path in (csv, html):
-        if path is not None and not path.parent.is_dir():
-            raise Failure(f"{path}: there is no such folder", EXIT_USAGE)
+    files = Files(csv=csv, html=html)
+    files.check()
     with _refused():
         plan = plan_of(given, stack_told())
         wanted = parse_slo(given.slo) if given.slo else Slo(ms=0.0)
         _allowed(plan, yes=yes)
-        files = Files(csv=csv, html=html)
         if given.find:
             found = _run(_find(plan, wanted, is_quiet=as_json))
             _tell_found(found, wanted, plan, files=files, as_json=as_json)
         else:
             report = _run(_measure(plan, is_quiet=as_json))
             _tell(report, wanted, plan, files=files, as_json=as_json)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """What is written beside what is shown."""
-
-    csv: Path | None
-    html: Path | None
-
-    def write(self, reports: Sequence[Report]) -> None:
-        """Write them."""
-        for path, text in ((self.csv, rendering.csv_text), (self.html, lambda *given: rendering.html_text(given))):
-            if path is not None and reports:
-                try:
-                    path.write_text(text(*reports), encoding="utf-8")
-                except OSError as error:
-                    raise Failure(f"{path}: {error.strerror}", EXIT_USAGE) from error
 
 
 def _tell(report: Report, slo: Slo, plan: Plan, *, files: Files, as_json: bool) -> None:

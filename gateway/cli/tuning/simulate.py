@@ -15,7 +15,6 @@ from gateway.cli.admin_client import EXIT_USAGE, Failure
 from gateway.cli.show import examples, show, show_json
 
 if TYPE_CHECKING:
-    from gateway.tuning.report import Report
     from gateway.tuning.simulation.world import World
 
 app = typer.Typer()
@@ -43,12 +42,13 @@ def simulate(
 
     Exit codes: 0 simulated, 2 usage, or a world that cannot be.
     """
+    from gateway.cli.tuning.files import Files
+    from gateway.tuning import rendering
     from gateway.tuning.simulation.run import simulate as simulated
     from gateway.tuning.simulation.world import WorldError
 
-    for path in (csv, html):
-        if path is not None and not path.parent.is_dir():
-            raise Failure(f"{path}: there is no such folder", EXIT_USAGE)
+    files = Files(csv=csv, html=html)
+    files.check()
     try:
         made = _world(world, changes or ())
     except WorldError as error:
@@ -56,7 +56,11 @@ def simulate(
     logging.getLogger("gateway").addHandler(logging.NullHandler())  # breakers that open are what was asked for
     with _shown(made, is_quiet=as_json) as on_progress:
         report = simulated(made, seed=seed, on_progress=on_progress)
-    _tell(report, csv=csv, html=html, as_json=as_json)
+    files.write([report])
+    if as_json:
+        show_json(report.as_json())
+    else:
+        show(rendering.table(report))
 
 
 def _world(path: Path, changes: Sequence[str]) -> "World":
@@ -77,21 +81,6 @@ def _world(path: Path, changes: Sequence[str]) -> "World":
         except yaml.YAMLError as error:
             raise WorldError(f"--set {one}: the value is not valid YAML") from error
     return parse_world(document, folder=path.parent)
-
-
-def _tell(report: "Report", *, csv: Path | None, html: Path | None, as_json: bool) -> None:
-    from gateway.tuning import rendering
-
-    for path, text in ((csv, rendering.csv_text(report)), (html, rendering.html_text([report]))):
-        if path is not None:
-            try:
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise Failure(f"{path}: {error.strerror}", EXIT_USAGE) from error
-    if as_json:
-        show_json(report.as_json())
-    else:
-        show(rendering.table(report))
 
 
 @contextmanager
