@@ -266,3 +266,10 @@ def test_what_no_sweep_has_written_is_refused(out):
 @pytest.mark.parametrize(("options", "status"), [(("--for", "soon"), 2), (("--admin-url", "http://127.0.0.1:9"), 3)])
 def test_it_cannot_look_there(plane, options, status):
     assert live(*options)[0] == status
+
+
+def test_a_control_plane_that_refuses_is_no_change(plane):
+    plane.answers["GET /models"] = (403, {"status": 403, "detail": "a viewer may not"})
+    status, said, line = live()
+    assert (status, said) == (3, "")
+    assert "refused: a viewer may not" in line

@@ -12,6 +12,7 @@ import typer
 
 from gateway.cli.admin_client import (
     EXIT_REFUSED,
+    EXIT_UNREACHABLE,
     EXIT_USAGE,
     AdminToken,
     AdminUrl,
@@ -78,7 +79,7 @@ def advise(  # noqa: PLR0917 - Typer declares options as parameters
     """Say which setting to change, what it gains and why, and show the diff; it changes nothing itself.
 
     Looks twice at a running stack and simulates neighbours of each setting, or reads a sweep.
-    Exit codes: 0 nothing to change, 1 something to change, 2 usage, 3 no control plane answers.
+    Exit codes: 0 nothing to change, 1 something to change, 2 usage, 3 the control plane does not answer, or refuses.
     """
     if sweep is not None:
         _end([_from_sweep(sweep, rate=rate, target_p99_ms=target_p99, file=config_pbtxt)], (), as_json=as_json)
@@ -101,7 +102,9 @@ def advise(  # noqa: PLR0917 - Typer declares options as parameters
         after, new = looker.look(span_s), _statistics(looker)
         facts = looker.facts(before, after, target_p99_ms=target_p99 or None)
     except Refusal as refusal:
-        raise Failure(refusal.line, refusal.exit_code) from refusal
+        # Status 1 means that there is something to change, and nothing else.
+        code = EXIT_UNREACHABLE if refusal.exit_code == EXIT_REFUSED else refusal.exit_code
+        raise Failure(refusal.line, code) from refusal
     times = _times(old, new, settings)
     texts = {setup.file: _text(Path(setup.file)) for setup in facts.setups if setup.file}
     found = [
