@@ -149,7 +149,9 @@ def _input(text: str) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
             return _objects(json.loads(content))
         except json.JSONDecodeError:
             return _objects([json.loads(line) for line in content.splitlines() if line.strip()])
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise AskError(f"--input: {text[1:]}: {error.strerror}") from error
+    except ValueError as error:
         raise AskError(f"--input: {error}") from error
 
 

@@ -34,7 +34,9 @@ def read(path: Path, *, url: str, key: str, environ: Mapping[str, str]) -> list[
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise AskError(f"traffic: {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise AskError(f"traffic: {path}: {error}") from error
     classes = document.get("classes") if isinstance(document, dict) else None
     if not isinstance(classes, list) or not classes or set(document) != {"classes"}:
@@ -89,5 +91,7 @@ def trace_of(path: Path, *, task: str) -> tuple[float, ...]:
     """The instants of a recording. Raises `TrafficError`."""
     try:
         return instants(path.read_text(encoding="utf-8"), task=task)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise TrafficError(f"trace: {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise TrafficError(f"trace: {path}: {error}") from error

@@ -138,6 +138,12 @@ def split(request):
     return first, dict(line.lower().split(": ", 1) for line in lines), body
 
 
+def test_a_file_that_is_not_there_is_told_in_plain_words(tmp_path):
+    absent = tmp_path / "absent"
+    with pytest.raises(AskError, match=f"^traffic: {absent}: No such file or directory$"):
+        traffic_file.read(absent, url=URL, key="k", environ={})
+
+
 def test_a_tasks_text_is_asked_for_as_often_as_there_are_rows():
     ask = Ask(url=f"{URL}/under", key="K", task="text-embedding", input=({"text": "a"}, {"text": "b"}))
     one, other = asks.task_requests(ask, TrafficClass(rate=1, rows=3, priority="batch"))
