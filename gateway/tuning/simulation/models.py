@@ -59,9 +59,10 @@ def configured(
     for key, value in written.parameters.items():
         if key.startswith(_ADAPTIVE):
             message.parameters[key].string_value = value.string_value
-    for spec in (message.input.add(), message.output.add()):  # what the checks want, and no scheduler looks at
+    is_fixed = bool(written.input) and all(-1 not in one.dims or one.allow_ragged_batch for one in written.input)
+    for spec in (message.input.add(), message.output.add()):  # what the checks want; of shapes Triton's batcher asks
         spec.name, spec.data_type = "ANY", model_config_pb2.TYPE_FP32
-        spec.dims.append(-1)
+        spec.dims.append(1 if is_fixed else -1)
     if max_batch_size is not None:
         message.max_batch_size = max_batch_size
     _put(message, blocks or {})

@@ -16,9 +16,10 @@ from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.types import BackendCall, BackendEvent, Place, SequenceStep, TensorPayload, Tensors
 from gateway.core.waiting import items_of
+from gateway.tuning.simulation.ahead import triton_policy
 from gateway.tuning.simulation.clock import SimulatedLoop
 from gateway.tuning.simulation.models import SimulatedModel
-from gateway.tuning.simulation.world import Failure, SimulatedBackend
+from gateway.tuning.simulation.world import Engine, Failure, SimulatedBackend
 from local_runtime.errors import InferenceError
 from local_runtime.messages import InferRequest
 from local_runtime.repository.model_config import ModelConfig
@@ -68,8 +69,9 @@ class SimulatedReplica:
         is_refusing / is_dead: see `world.FailureKind`.
     """
 
-    def __init__(self, around: Surroundings, books: Mapping[str, ModelBooks]) -> None:
+    def __init__(self, around: Surroundings, books: Mapping[str, ModelBooks], *, engine: Engine = "local") -> None:
         self.around = around
+        self._policy_of = triton_policy if engine == "triton" else policy_of
         self.busy = 0
         self.times = 1.0
         self.is_refusing = False
@@ -88,7 +90,7 @@ class SimulatedReplica:
         books = self._books[model.name]
         return ModelScheduler(
             stats=books.stats,
-            policy=policy_of(model.config, instances=model.instances, max_queue_size=MAX_QUEUE_SIZE),
+            policy=self._policy_of(model.config, instances=model.instances, max_queue_size=MAX_QUEUE_SIZE),
             instances=[SimulatedInstance(model, self, books)] * model.instances,
             clock_us=self.around.loop.now_us,
             preserve_ordering=preserves_ordering(model.config),
@@ -164,7 +166,9 @@ class SimulatedServers:
         self.books = {name: ModelBooks(stats=StatsRecorder(name=name, version=_VERSION)) for name in around.models}
         self._around = around
         self._names = backend.names
-        self._replicas = {name: SimulatedReplica(around, self.books) for name in backend.names or ("",)}
+        self._replicas = {
+            name: SimulatedReplica(around, self.books, engine=backend.engine) for name in backend.names or ("",)
+        }
         self._facts = {
             name: documents.facts(pb.ModelMetadataResponse(name=name, versions=[_VERSION]), model.config.message)
             for name, model in around.models.items()
@@ -253,7 +257,7 @@ class SimulatedServers:
         if failure.kind == "dead":
             replica.die()
             await asyncio.sleep(failure.for_s)
-            self._replicas[name] = SimulatedReplica(self._around, self.books)
+            self._replicas[name] = SimulatedReplica(self._around, self.books, engine=self.backend.engine)
             return
         replica.times, replica.is_refusing = failure.times, failure.kind == "refusing"
         await asyncio.sleep(failure.for_s)

@@ -25,6 +25,8 @@ from gateway.tuning.simulation.models import SimulatedModel, configured
 from gateway.tuning.traffic import TrafficClass, TrafficError, parse_class
 from local_runtime.errors import ModelLoadError
 
+Engine = Literal["local", "triton"]
+"""Whose batches a backend's are: the local runtime's own, or Triton's, which are formed ahead (`ahead`)."""
 FailureKind = Literal["dead", "slow", "refusing"]
 """A replica's: nobody answers at its address, and what it had to do is lost; it computes `times` as long; it answers
 every request, and every probe, that the model is not ready."""
@@ -40,12 +42,14 @@ class SimulatedBackend:
     """Servers that are equal, each of which serves every model that a rule asks of them.
 
     Attributes:
+        engine: which server it is.
         max_in_flight / max_queue_size: of the gateway's gate before each replica.
         usd_per_hour: of each replica.
         overhead_us: of the way there and back, on top of the curve's own: one of these for each request.
     """
 
     name: str
+    engine: Engine = "local"
     replicas: int = 1
     max_in_flight: int = 256
     max_queue_size: int = 1024
@@ -164,6 +168,7 @@ class _Model(Section):
 
 
 class _Backend(Section):
+    engine: Engine = "local"
     replicas: int = Field(default=1, ge=1, le=100_000)
     max_in_flight: int = Field(default=256, ge=1, le=100_000)
     max_queue_size: int = Field(default=1024, ge=0, le=1_000_000)
