@@ -1,0 +1,1 @@
+"""Whether simulations come true on this machine."""

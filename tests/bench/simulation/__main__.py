@@ -1,0 +1,182 @@
+"""The simulator against reality on this machine: `python -m tests.bench.simulation`.
+
+Two servers, three models, three settings, three loads. Each setting is calibrated, then measured under open traffic,
+and the same arrivals are simulated. One report has every cell: `report.html` and `report.json`. Not measured are the
+times while others use the machine's processors: where the drift is large, they did.
+"""
+
+import asyncio
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from gateway.tuning.report import Report
+from tests.bench.simulation import calibration, cells, page
+from tests.bench.simulation.book import Book
+from tests.bench.simulation.cells import LOADS, Cell
+from tests.bench.simulation.engines import ENGINES, Engine
+from tests.bench.simulation.subjects import SETTINGS, SUBJECTS, Subject
+from tests.bench.simulation.summary import verdicts
+
+console = Console(width=180, soft_wrap=True)
+Times = Mapping[int, Sequence[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """A run lasts `seconds`, or less where it has `requests` by then; each size is calibrated for `sizing_s`."""
+
+    seconds: float
+    requests: int
+    sizing_s: float
+
+    def of(self, rate: float) -> float:
+        """Of a run."""
+        return min(self.seconds, self.requests / rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The measured half of a cell."""
+
+    load: float
+    rate: float
+    seconds: float
+    trace: tuple[float, ...]
+    report: Report
+    mean_batch: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of a model on a server, in one round."""
+
+    of: str
+    subject: Subject
+    name: str
+    number: int
+
+    async def measured(self, engine: Engine, before: Times, lone: Sequence[float], lengths: Lengths) -> list[Run]:
+        """Under each load."""
+        curve = calibration.curve_of(self.subject, self.name, [before], lone)
+        runs = []
+        for load in LOADS:
+            rate = load * cells.capacity(curve, self.name)
+            seconds = lengths.of(rate)
+            trace = cells.instants(rate, seed=1000 * self.number + round(100 * load), seconds=seconds)
+            report, mean_batch = await cells.measured(engine, self.subject, self.name, trace=trace, seconds=seconds)
+            runs.append(Run(load=load, rate=rate, seconds=seconds, trace=trace, report=report, mean_batch=mean_batch))
+        return runs
+
+    def cell(self, run: Run, predicted: cells.Figures, *, drift: float) -> Cell:
+        """Both halves."""
+        return Cell(
+            engine=self.of,
+            model=self.subject.name,
+            setting=self.name,
+            load=run.load,
+            round=self.number,
+            rate=run.rate,
+            seconds=run.seconds,
+            requests=run.report.whole.sent,
+            drift=drift,
+            wrong=cells.wrong(run.report),
+            measured=cells.figures(run.report, run.mean_batch),
+            predicted=predicted,
+            notes=run.report.notes,
+        )
+
+
+async def model_measured(book: Book, of: str, subject: Subject, settings: Sequence[str], lengths: Lengths) -> None:
+    """Settings of a model on one server; its times are taken before each and after the last."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / of
+        folder.mkdir()
+        async with ENGINES[of](subject, folder) as engine:
+            before = await calibration.curve_us(engine, subject, seconds=lengths.sizing_s)
+            for name in settings:
+                one = Setting(of=of, subject=subject, name=name, number=book.rounds(of, subject.name, name))
+                lone = await calibration.lone_us(
+                    engine, subject, name, alone_us=fmean(before[1]), seconds=2 * lengths.sizing_s
+                )
+                runs = await one.measured(engine, before, lone, lengths)
+                after = await calibration.curve_us(engine, subject, seconds=lengths.sizing_s)
+                curve = calibration.curve_of(subject, name, [before, after], lone)
+                book.curves.append(curve)
+                config = folder / "repository" / subject.served(name) / "config.pbtxt"
+                for run in runs:
+                    predicted = await asyncio.to_thread(  # a simulation has a loop of its own
+                        cells.predicted, of, curve, config, trace=run.trace, seconds=run.seconds
+                    )
+                    book.cells.append(one.cell(run, predicted, drift=calibration.drift(before, after)))
+                    tell(book.cells[-1])
+                book.write()
+                before = after
+
+
+def tell(cell: Cell) -> None:
+    """One line."""
+    off = "  ".join(f"{name} {getattr(cell.measured, name):9,.2f} {error:+7.1%}" for name, error in cell.errors.items())
+    batches = f"batch {cell.measured.mean_batch:.2f} {cell.predicted.mean_batch:.2f}"
+    name = " ".join(f"{one:<12}" for one in cell.name)
+    console.print(f"{name} {cell.rate:8.1f}/s  {off}  {batches}  drift {cell.drift:+.1%}  {page.verdict(cell.holds)}")
+
+
+def todo(engine: str | None, model: str | None, rounds: int) -> Iterator[tuple[str, Subject]]:
+    """Round by round."""
+    for _ in range(rounds):
+        for subject in SUBJECTS.values():
+            for of in ENGINES:
+                if of == (engine or of) and subject.name == (model or subject.name):
+                    yield of, subject
+
+
+def main(  # noqa: PLR0917 - options, as typer declares them
+    engine: Annotated[str | None, typer.Option(help=f"One of {', '.join(ENGINES)}; both where none is given.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"One of {', '.join(SUBJECTS)}; all where none is given.")] = None,
+    setting: Annotated[str | None, typer.Option(help=f"One of {', '.join(SETTINGS)}; all where none is given.")] = None,
+    seconds: Annotated[float, typer.Option(help="Longest run.")] = 15.0,
+    requests: Annotated[int, typer.Option(help="A run that has so many ends earlier.")] = 1500,
+    sizing: Annotated[float, typer.Option(help="Seconds of calibration for each size of a batch.")] = 0.8,
+    rounds: Annotated[int, typer.Option(help="The median of the errors of all rounds counts.")] = 1,
+    output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("build/simulation"),
+    add: Annotated[bool, typer.Option("--add", help="Rounds to those that the report there has.")] = False,
+) -> None:
+    """Measure, simulate, compare. The status is 1 where a cell does not hold."""
+    for name, known in ((engine, ENGINES), (model, SUBJECTS), (setting, SETTINGS)):
+        if name is not None and name not in known:
+            raise typer.BadParameter(f"'{name}' is not one of {', '.join(known)}")
+    book, begun = Book(output, adds=add), time.monotonic()
+    lengths = Lengths(seconds=seconds, requests=requests, sizing_s=sizing)
+    settings = [setting] if setting else list(SETTINGS)
+    for of, subject in todo(engine, model, rounds):
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as own:
+                own.run(model_measured(book, of, subject, settings, lengths))
+        except Exception as error:  # noqa: BLE001 - the other models can be measured all the same
+            traceback.print_exc()
+            book.notes.append(f"{of}, {subject.name}: not all was measured: {repr(error)[:400]}")
+    book.write()
+    table = Table("server", "model", "setting", "load", "rounds", *(f"{name} off by" for name in cells.BOUNDS), "holds")
+    found = verdicts(book.cells)
+    for one in found:
+        errors = (f"{error:+.1%}" for error in one.errors.values())
+        table.add_row(*one.name, str(one.rounds), *errors, page.verdict(one.holds))
+    console.print(table)
+    good = sum(one.holds for one in found)
+    console.print(f"{good} of {len(found)} cells hold; {time.monotonic() - begun:.0f} s; {output / 'report.html'}")
+    raise typer.Exit(int(good < len(found) or bool(book.notes)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,106 @@
+"""The two servers that are measured: the local runtime in this process, and real Triton by gRPC."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tritonclient import grpc as client
+
+from gateway.tuning.load import targets
+from gateway.tuning.load.asks import Ask
+from gateway.tuning.load.outcomes import Outcome, Target
+from gateway.tuning.traffic import TrafficClass
+from local_runtime.messages import InferRequest
+from local_runtime.runtime import InferenceError, LocalRuntime, RuntimeOptions
+from tests.bench.simulation.subjects import TOKENS, Subject
+from tests.kit.servers import running
+
+QUEUE = 100_000
+LOAD_S = 120
+EXIT_S = 15  # of seven processes with models, on a busy machine
+
+
+class Engine(Protocol):
+    """A server with the models of one subject."""
+
+    async def target(self, model: str) -> Target:
+        """Who asks the model for one row."""
+
+    async def counted(self, model: str) -> tuple[int, int]:
+        """Rows and executions so far."""
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    runtime: LocalRuntime
+    request: InferRequest
+
+    async def send(self, _due: float, /) -> Outcome:
+        try:
+            await self.runtime.infer(self.request)
+        except InferenceError as error:
+            return Outcome(code=error.code.name.lower())
+        return Outcome()
+
+
+@dataclass(frozen=True)
+class Local:
+    runtime: LocalRuntime
+    subject: Subject
+
+    async def target(self, model: str) -> Target:
+        return LocalTarget(self.runtime, InferRequest(model=model, inputs=self.subject.inputs))
+
+    async def counted(self, model: str) -> tuple[int, int]:
+        (one,) = self.runtime.statistics(model)
+        return one.inference_count, one.execution_count
+
+
+@dataclass(frozen=True)
+class Triton:
+    clients: targets.Clients
+    grpc: str
+
+    async def target(self, model: str) -> Target:
+        return await self.clients.target(Ask(grpc=self.grpc, tensor=model, length=TOKENS), TrafficClass(concurrency=1))
+
+    async def counted(self, model: str) -> tuple[int, int]:
+        (one,) = [one for one in await self.clients.figures(self.grpc) if one.model == model]
+        return one.inferences, one.executions
+
+
+@contextlib.asynccontextmanager
+async def local(subject: Subject, folder: Path) -> AsyncIterator[Engine]:
+    subject.write(folder / "repository")
+    runtime = await LocalRuntime.open(
+        folder / "repository", options=RuntimeOptions(threads=1, max_queue_size=QUEUE, load_threads=2)
+    )
+    try:
+        not_served = [f"{one.name}: {one.reason}" for one in runtime.index() if not runtime.is_ready(one.name)]
+        assert not not_served, not_served
+        yield Local(runtime, subject)
+    finally:
+        await runtime.close()
+
+
+@contextlib.asynccontextmanager
+async def triton(subject: Subject, folder: Path) -> AsyncIterator[Engine]:
+    with running("triton", folder, f"--exit-timeout-secs={EXIT_S}") as server:
+        names = subject.write(server.repository)
+
+        def load(name: str) -> None:
+            with client.InferenceServerClient(server.grpc) as asked:
+                asked.load_model(name, client_timeout=LOAD_S)
+
+        await asyncio.gather(*(asyncio.to_thread(load, name) for name in names))
+        async with targets.clients() as clients:
+            yield Triton(clients, server.grpc)
+
+
+ENGINES: dict[str, Callable[[Subject, Path], contextlib.AbstractAsyncContextManager[Engine]]] = {
+    "local": local,
+    "triton": triton,
+}

@@ -1,0 +1,95 @@
+"""The report: every cell, and pictures of what was measured beside what was predicted."""
+
+from collections.abc import Sequence
+from html import escape
+
+from gateway.tuning.charts import STYLE, Axis, Line, lines
+from tests.bench.simulation.cells import BOUNDS, Cell
+from tests.bench.simulation.summary import Verdict
+
+HEADINGS = (
+    *("server", "model", "setting", "load", "rate/s", "requests", "round"),
+    *(f"{name} {of}" for name in ("answered/s", "p50 ms", "p99 ms") for of in ("measured", "predicted", "off by")),
+    *("mean batch measured", "predicted", "drift", "holds"),
+)
+
+
+def verdict(holds: bool) -> str:
+    """A word."""
+    return "yes" if holds else "NO"
+
+
+def row(cell: Cell) -> list[str]:
+    """A cell's words."""
+    told = []
+    for name, error in cell.errors.items():
+        digits = 1 if name == "qps" else 2
+        told += [f"{getattr(one, name):,.{digits}f}" for one in (cell.measured, cell.predicted)]
+        told.append(f"{error:+.1%}{'' if abs(error) <= BOUNDS[name] else ' !'}")
+    return [
+        *(cell.engine, cell.model, cell.setting, f"{cell.load:.0%}", f"{cell.rate:.1f}", f"{cell.requests:,}"),
+        str(cell.round + 1),
+        *told,
+        *(f"{one.mean_batch:.2f}" for one in (cell.measured, cell.predicted)),
+        f"{cell.drift:+.1%}",
+        verdict(cell.holds),
+    ]
+
+
+def html(cells: Sequence[Cell], verdicts: Sequence[Verdict], *, machine: str, notes: Sequence[str]) -> str:
+    """The page."""
+    bounds = ", ".join(f"{name} within {bound:.0%}" for name, bound in BOUNDS.items())
+    good = sum(one.holds for one in verdicts)
+    head = (
+        f"<p class=setting>{escape(machine)}</p><p class=setting>Each cell is held to: {bounds}. Open Poisson traffic; "
+        "the simulation has the same instants. The load is a share of what the calibrated times allow. "
+        "Drift: by how much the times of batches after the runs differed from those before; of the size that did most. "
+        f"</p><p><b>{good} of {len(verdicts)} cells hold</b> (each by the median of its rounds).</p>"
+    )
+    told = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    medians = [
+        [*one.name, str(one.rounds), *(f"{one.errors[name]:+.1%}" for name in BOUNDS), verdict(one.holds)]
+        for one in verdicts
+    ]
+    names = ("server", "model", "setting", "load", "rounds", *(f"{name} off by" for name in BOUNDS), "holds")
+    rounds = {cell.round for cell in cells}
+    parts = [
+        head,
+        f"<ul class=notes>{told}</ul>" if told else "",
+        f"<h2>Medians of all rounds</h2>{_table(names, medians)}" if len(rounds) > 1 else "",
+        f"<h2>Every cell</h2>{_table(HEADINGS, [row(cell) for cell in cells])}",
+        f'<h2>Latency by load</h2><div class="charts">{"".join(_charts(cells))}</div>',
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width, initial-scale=1"><title>Simulated and measured</title><style>{STYLE}</style>'
+        f"</head><body><h1>Simulated and measured</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _charts(cells: Sequence[Cell]) -> list[str]:
+    drawn = []
+    for name in dict.fromkeys((cell.engine, cell.model, cell.setting) for cell in cells):
+        those = sorted(
+            (cell for cell in cells if (cell.engine, cell.model, cell.setting) == name and cell.round == 0),
+            key=lambda cell: cell.load,
+        )
+        drawn.append(
+            lines(
+                ", ".join(name),
+                [
+                    Line(name=f"{of} {share}", points=[(c.load * 100, getattr(getattr(c, of), share)) for c in those])
+                    for share in ("p50", "p99")
+                    for of in ("measured", "predicted")
+                ],
+                x=Axis(name="load (% of capacity)"),
+                y=Axis(name="latency (ms)"),
+            )
+        )
+    return drawn
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    above = "".join(f"<th>{escape(one)}</th>" for one in headings)
+    below = "".join(f"<tr>{''.join(f'<td>{escape(one)}</td>' for one in words)}</tr>" for words in rows)
+    return f'<div class="wide"><table><thead><tr>{above}</tr></thead><tbody>{below}</tbody></table></div>'
