@@ -9,7 +9,7 @@ import asyncio
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from gateway.tuning.curves import LatencyCurve
 from gateway.tuning.report import Report
 from tests.bench.simulation import calibration, cells, page
 from tests.bench.simulation.book import Book
@@ -29,7 +30,6 @@ from tests.bench.simulation.subjects import SETTINGS, SUBJECTS, Subject
 from tests.bench.simulation.summary import verdicts
 
 console = Console(width=180, soft_wrap=True)
-Times = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +66,32 @@ class Setting:
     name: str
     number: int
 
-    async def measured(self, engine: Engine, before: Times, lone: Sequence[float], lengths: Lengths) -> list[Run]:
-        """Under each load."""
-        curve = calibration.curve_of(self.subject, self.name, [before], lone)
-        runs = []
-        for load in LOADS:
-            rate = load * cells.capacity(curve, self.name)
-            seconds = lengths.of(rate)
-            trace = cells.instants(rate, seed=1000 * self.number + round(100 * load), seconds=seconds)
-            report, mean_batch = await cells.measured(engine, self.subject, self.name, trace=trace, seconds=seconds)
-            runs.append(Run(load=load, rate=rate, seconds=seconds, trace=trace, report=report, mean_batch=mean_batch))
-        return runs
+    async def measured(self, engine: Engine, load: float, *, capacity: float, lengths: Lengths) -> Run:
+        """Under one load."""
+        rate = load * capacity
+        seconds = lengths.of(rate)
+        trace = cells.instants(rate, seed=1000 * self.number + round(100 * load), seconds=seconds)
+        report, mean_batch = await cells.measured(engine, self.subject, self.name, trace=trace, seconds=seconds)
+        return Run(load=load, rate=rate, seconds=seconds, trace=trace, report=report, mean_batch=mean_batch)
+
+    async def found(self, engine: Engine, config: Path, lengths: Lengths) -> tuple[LatencyCurve, list[Cell]]:
+        """All of its loads. The times are taken right before and right after the highest, which hangs on them most."""
+        subject, name, seconds = self.subject, self.name, lengths.sizing_s
+        before = await calibration.times_us(engine, subject, name, seconds=seconds)
+        lone = await calibration.lone_us(engine, subject, name, alone_us=fmean(before[1]), seconds=2 * seconds)
+        capacity = cells.capacity(calibration.curve_of(subject, name, before, lone), name)
+        runs = [await self.measured(engine, LOADS[0], capacity=capacity, lengths=lengths)]
+        after = await calibration.times_us(engine, subject, name, seconds=seconds)
+        runs += [await self.measured(engine, load, capacity=capacity, lengths=lengths) for load in LOADS[1:]]
+        curve = calibration.curve_of(subject, name, calibration.together(before, after), lone)
+        drift = calibration.drift(before, after)
+        made = []
+        for run in runs:
+            predicted = await asyncio.to_thread(  # a simulation has a loop of its own
+                cells.predicted, self.of, curve, config, trace=run.trace, seconds=run.seconds
+            )
+            made.append(self.cell(run, predicted, drift=drift))
+        return curve, made
 
     def cell(self, run: Run, predicted: cells.Figures, *, drift: float) -> Cell:
         """Both halves."""
@@ -98,30 +113,20 @@ class Setting:
 
 
 async def model_measured(book: Book, of: str, subject: Subject, settings: Sequence[str], lengths: Lengths) -> None:
-    """Settings of a model on one server; its times are taken before each and after the last."""
+    """Settings of a model on one server."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / of
         folder.mkdir()
         async with ENGINES[of](subject, folder) as engine:
-            before = await calibration.curve_us(engine, subject, seconds=lengths.sizing_s)
             for name in settings:
                 one = Setting(of=of, subject=subject, name=name, number=book.rounds(of, subject.name, name))
-                lone = await calibration.lone_us(
-                    engine, subject, name, alone_us=fmean(before[1]), seconds=2 * lengths.sizing_s
-                )
-                runs = await one.measured(engine, before, lone, lengths)
-                after = await calibration.curve_us(engine, subject, seconds=lengths.sizing_s)
-                curve = calibration.curve_of(subject, name, [before, after], lone)
-                book.curves.append(curve)
                 config = folder / "repository" / subject.served(name) / "config.pbtxt"
-                for run in runs:
-                    predicted = await asyncio.to_thread(  # a simulation has a loop of its own
-                        cells.predicted, of, curve, config, trace=run.trace, seconds=run.seconds
-                    )
-                    book.cells.append(one.cell(run, predicted, drift=calibration.drift(before, after)))
-                    tell(book.cells[-1])
+                curve, made = await one.found(engine, config, lengths)
+                book.curves.append(curve)
+                book.cells += made
+                for cell in made:
+                    tell(cell)
                 book.write()
-                before = after
 
 
 def tell(cell: Cell) -> None:

@@ -1,12 +1,15 @@
 """How long a server takes for batches of each size, and for the way there and back, measured by asking it.
 
-Nothing of a run that is predicted is in it. Batches of each size run one after another without a gap, out of twice as
-many callers as a batch has rows: what it costs to take and to answer requests while the model computes is in their
-times, as it is near capacity. The way is what a lone request takes beyond the time of a batch of one and the delay.
+Nothing of a run that is predicted is in it. Batches of each size run one after another without a gap, out of three
+times as many callers as a batch has rows, each of which pauses for a part of a batch before it asks again: what it
+costs to take and to answer requests while the model computes is in the times, as it is near capacity. The way is what
+a lone request takes beyond the time of a batch of one and the delay.
 """
 
 import asyncio
 import itertools
+import math
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +21,15 @@ from gateway.tuning.load.outcomes import Outcome, Target
 from gateway.tuning.report import OK
 from gateway.tuning.traffic import TrafficClass
 from tests.bench.simulation.engines import Engine
-from tests.bench.simulation.subjects import DELAY_US, SETTINGS, SIZES, Subject
+from tests.bench.simulation.subjects import DELAY_US, SETTINGS, SIZES, UNBATCHED, Subject
+
+Times = Mapping[int, Sequence[float]]
+"""Of batches, in microseconds, by rows."""
 
 BATCHES = 16  # of each size at least, beyond those that are not counted
 NOT_COUNTED = 3
+CROWD = 3  # callers for each row: a batch runs, one waits, and one pauses
+PAUSE = 0.8  # of a batch at most: whoever pauses is back before there is a gap
 LONE_SHARE = 0.4  # of the time somebody is served, where requests shall be alone
 LONE_RATE = 40.0
 LONE = 24  # at least
@@ -45,32 +53,44 @@ class Timed:
 async def batches_us(target: Target, rows: int, *, seconds: float) -> list[float]:
     """How long each batch took, from the end of the one before it."""
     ended: list[float] = []
+    chance = random.Random(rows)  # noqa: S311 - no secret
 
-    async def caller(count: int) -> None:
+    async def caller(count: int, pause_s: float) -> None:
         for _ in range(count):
             outcome = await target.send(0.0)
             assert outcome.code == OK, outcome.code
             ended.append(time.monotonic())
+            if pause_s:
+                await asyncio.sleep(chance.uniform(0.0, pause_s))
 
-    async def turns(count: int) -> list[float]:
+    async def turns(count: int, pause_s: float) -> list[float]:
+        """At the beginning and at the end there are gaps: they are not counted."""
         ended.clear()
-        await asyncio.gather(*(caller(count) for _ in range(2 * rows)))
-        firsts = ended[::rows]
-        return [(later - earlier) * 1e6 for earlier, later in itertools.pairwise(firsts)][NOT_COUNTED:]
+        await asyncio.gather(*(caller(count, pause_s) for _ in range(CROWD * rows)))
+        firsts = ended[::rows][NOT_COUNTED:-CROWD]
+        return [(later - earlier) * 1e6 for earlier, later in itertools.pairwise(firsts)]
 
-    pilot = fmean(await turns(NOT_COUNTED + 2))
-    batches = max(BATCHES, round(seconds * 1e6 / pilot)) + NOT_COUNTED
-    return await turns((batches + 1) // 2 + 1)
-
-
-async def curve_us(engine: Engine, subject: Subject, *, seconds: float) -> dict[int, list[float]]:
-    """By size."""
-    return {rows: await batches_us(await engine.target(subject.full(rows)), rows, seconds=seconds) for rows in SIZES}
+    pilot_us = fmean(await turns(4, 0.0))
+    batches = max(BATCHES, round(seconds * 1e6 / pilot_us)) + NOT_COUNTED + CROWD
+    return await turns(math.ceil(batches / CROWD), PAUSE * pilot_us / 1e6)
 
 
-def drift(before: Mapping[int, Sequence[float]], after: Mapping[int, Sequence[float]]) -> float:
+def sizes(setting: str) -> tuple[int, ...]:
+    """That batches may have under a setting."""
+    return SIZES[:1] if setting == UNBATCHED else SIZES
+
+
+async def times_us(engine: Engine, subject: Subject, setting: str, *, seconds: float) -> Times:
+    """By size, all of them together as long as for four sizes."""
+    each_s = seconds * len(SIZES) / len(sizes(setting))
+    return {
+        rows: await batches_us(await engine.target(subject.full(rows)), rows, seconds=each_s) for rows in sizes(setting)
+    }
+
+
+def drift(before: Times, after: Times) -> float:
     """Of the size whose mean time changed most; 0.1: it takes a tenth longer than before."""
-    return max((fmean(after[rows]) / fmean(before[rows]) - 1 for rows in SIZES), key=abs)
+    return max((fmean(after[rows]) / fmean(before[rows]) - 1 for rows in after), key=abs)
 
 
 async def lone_us(engine: Engine, subject: Subject, setting: str, *, alone_us: float, seconds: float) -> list[float]:
@@ -82,11 +102,14 @@ async def lone_us(engine: Engine, subject: Subject, setting: str, *, alone_us: f
     return timed.took_us[NOT_COUNTED:]
 
 
-def curve_of(
-    subject: Subject, setting: str, parts: Sequence[Mapping[int, Sequence[float]]], lone: Sequence[float]
-) -> LatencyCurve:
-    """Out of several measurements of the batches, and of lone requests."""
-    compute = {rows: tuple(sorted(one for part in parts for one in part[rows])) for rows in SIZES}
+def together(before: Times, after: Times) -> Times:
+    """The samples of two calibrations."""
+    return {rows: [*before[rows], *after[rows]] for rows in after}
+
+
+def curve_of(subject: Subject, setting: str, times: Times, lone: Sequence[float]) -> LatencyCurve:
+    """Out of the times of batches, and of lone requests."""
+    compute = {rows: tuple(sorted(times[rows])) for rows in sizes(setting)}
     plain = LatencyCurve(model=subject.name, compute_us=compute)
     alone = LatencyCurve(model="alone", compute_us={1: tuple(sorted(lone))})
     delay_us = SETTINGS[setting][1]

@@ -39,7 +39,8 @@ class Cell:
     """A cell in one round.
 
     Attributes:
-        drift: by how much the times of batches after the runs differed from those before; of the size that did most.
+        drift: by how much the times of batches after the run at the highest load differed from those before it, of
+            the size that did most.
         wrong: ends other than right answers.
         notes: of the measured run.
     """
@@ -80,7 +81,8 @@ class Cell:
 def parse_cell(given: Mapping[str, Any]) -> Cell:
     """Out of `as_json`."""
     kept = {name: value for name, value in given.items() if name not in ("errors", "holds")}
-    return Cell(**kept | {half: Figures(**given[half]) for half in ("measured", "predicted")})
+    halves = {half: Figures(**given[half]) for half in ("measured", "predicted")}
+    return Cell(**kept | halves | {"notes": tuple(given["notes"])})
 
 
 def holds(errors: Mapping[str, float]) -> bool:

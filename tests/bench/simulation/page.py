@@ -43,7 +43,8 @@ def html(cells: Sequence[Cell], verdicts: Sequence[Verdict], *, machine: str, no
     head = (
         f"<p class=setting>{escape(machine)}</p><p class=setting>Each cell is held to: {bounds}. Open Poisson traffic; "
         "the simulation has the same instants. The load is a share of what the calibrated times allow. "
-        "Drift: by how much the times of batches after the runs differed from those before; of the size that did most. "
+        "Drift: by how much the times of batches after the run at the highest load differed from those before it, of "
+        "the size that did most: others used the processors. "
         f"</p><p><b>{good} of {len(verdicts)} cells hold</b> (each by the median of its rounds).</p>"
     )
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)

@@ -13,7 +13,7 @@ from tests.kit.servers import ROOT
 
 MAX_BATCH_SIZE: Final = 8
 DELAY_US: Final = 5_000
-TOKENS: Final = 32
+TOKENS: Final = 8  # a query; of long texts one alone keeps a core busy, and batches gain nothing
 SIZES: Final = (1, 2, 4, 8)
 SETTINGS: Final[Mapping[str, tuple[str, int]]] = {
     "unbatched": ("", 0),
@@ -21,6 +21,7 @@ SETTINGS: Final[Mapping[str, tuple[str, int]]] = {
     "delay 5 ms": (f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}", DELAY_US),
 }
 """The block of the configuration, and how long a lone request waits."""
+UNBATCHED: Final = "unbatched"
 
 # A batch of one size leaves when it is full and not before: its callers are always enough.
 _FULL = "dynamic_batching { max_queue_delay_microseconds: 2000000 }"
