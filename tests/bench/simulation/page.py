@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from html import escape
 
 from gateway.tuning.charts import STYLE, Axis, Line, lines
-from tests.bench.simulation.cells import BOUNDS, Cell
+from tests.bench.simulation.cells import BOUNDS, LOADS, Cell
 from tests.bench.simulation.summary import Verdict
 
 HEADINGS = (
-    *("server", "model", "setting", "load", "rate/s", "requests", "round"),
-    *(f"{name} {of}" for name in ("answered/s", "p50 ms", "p99 ms") for of in ("measured", "predicted", "off by")),
-    *("mean batch measured", "predicted", "drift", "holds"),
+    *("server", "model", "setting", "load", "round", "holds", "rate/s", "requests"),
+    *("answered/s", "off by", "p50 ms", "off by", "p99 ms", "off by", "mean batch", "drift"),
 )
 
 
@@ -23,16 +22,14 @@ def row(cell: Cell) -> list[str]:
     """A cell's words."""
     told = []
     for name, error in cell.errors.items():
-        digits = 1 if name == "qps" else 2
-        told += [f"{getattr(one, name):,.{digits}f}" for one in (cell.measured, cell.predicted)]
-        told.append(f"{error:+.1%}{'' if abs(error) <= BOUNDS[name] else ' !'}")
+        both = (f"{getattr(one, name):,.{1 if name == 'qps' else 2}f}" for one in (cell.measured, cell.predicted))
+        told += [" | ".join(both), f"{error:+.1%}{'' if abs(error) <= BOUNDS[name] else ' !'}"]
     return [
-        *(cell.engine, cell.model, cell.setting, f"{cell.load:.0%}", f"{cell.rate:.1f}", f"{cell.requests:,}"),
-        str(cell.round + 1),
+        *(cell.engine, cell.model, cell.setting, f"{cell.load:.0%}", str(cell.round + 1)),
+        *(verdict(cell.holds), f"{cell.rate:.1f}", f"{cell.requests:,}"),
         *told,
-        *(f"{one.mean_batch:.2f}" for one in (cell.measured, cell.predicted)),
+        " | ".join(f"{one.mean_batch:.2f}" for one in (cell.measured, cell.predicted)),
         f"{cell.drift:+.1%}",
-        verdict(cell.holds),
     ]
 
 
@@ -58,7 +55,7 @@ def html(cells: Sequence[Cell], verdicts: Sequence[Verdict], *, machine: str, no
         head,
         f"<ul class=notes>{told}</ul>" if told else "",
         f"<h2>Medians of all rounds</h2>{_table(names, medians)}" if len(rounds) > 1 else "",
-        f"<h2>Every cell</h2>{_table(HEADINGS, [row(cell) for cell in cells])}",
+        f"<h2>Every cell: measured | simulated</h2>{_table(HEADINGS, [row(cell) for cell in cells])}",
         f'<h2>Latency by load</h2><div class="charts">{"".join(_charts(cells))}</div>',
     ]
     return (
@@ -83,7 +80,7 @@ def _charts(cells: Sequence[Cell]) -> list[str]:
                     for share in ("p50", "p99")
                     for of in ("measured", "predicted")
                 ],
-                x=Axis(name="load (% of capacity)"),
+                x=Axis(name="load (% of capacity)", ticks=[(load * 100, f"{load:.0%}") for load in sorted(LOADS)]),
                 y=Axis(name="latency (ms)"),
             )
         )
