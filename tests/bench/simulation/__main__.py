@@ -78,7 +78,7 @@ class Setting:
         """All of its loads. The times are taken right before and right after the highest, which hangs on them most."""
         subject, name, seconds = self.subject, self.name, lengths.sizing_s
         before = await calibration.times_us(engine, subject, name, seconds=seconds)
-        lone = await calibration.lone_us(engine, subject, name, alone_us=fmean(before[1]), seconds=2 * seconds)
+        lone = await calibration.lone_us(engine, subject, name, alone_us=fmean(before[1]), seconds=4 * seconds)
         capacity = cells.capacity(calibration.curve_of(subject, name, before, lone), name)
         runs = [await self.measured(engine, LOADS[0], capacity=capacity, lengths=lengths)]
         after = await calibration.times_us(engine, subject, name, seconds=seconds)

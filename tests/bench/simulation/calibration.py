@@ -7,6 +7,7 @@ a lone request takes beyond the time of a batch of one and the delay.
 """
 
 import asyncio
+import gc
 import itertools
 import math
 import random
@@ -32,7 +33,7 @@ CROWD = 3  # callers for each row: a batch runs, one waits, and one pauses
 PAUSE = 0.8  # of a batch at most: whoever pauses is back before there is a gap
 LONE_SHARE = 0.4  # of the time somebody is served, where requests shall be alone
 LONE_RATE = 40.0
-LONE = 24  # at least
+LONE = 48  # at least: the slowest hundredth of them is a figure of its own
 WAYS = 64
 
 
@@ -82,6 +83,7 @@ def sizes(setting: str) -> tuple[int, ...]:
 
 async def times_us(engine: Engine, subject: Subject, setting: str, *, seconds: float) -> Times:
     """By size, all of them together as long as for four sizes."""
+    gc.collect()  # what simulations left; the same before each run that is measured
     each_s = seconds * len(SIZES) / len(sizes(setting))
     return {
         rows: await batches_us(await engine.target(subject.full(rows)), rows, seconds=each_s) for rows in sizes(setting)

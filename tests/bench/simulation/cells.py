@@ -1,5 +1,6 @@
 """One cell: traffic that was measured and the same traffic simulated, and whether the two agree."""
 
+import gc
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -109,6 +110,7 @@ async def measured(
     target = await engine.target(name)
     rows, executions = await engine.counted(name)
     traffic = TrafficClass(trace=trace)
+    gc.collect()
     report = await runner.run(target, [traffic], duration_s=seconds, warmup_s=WARMUP_S, grace_s=GRACE_S)
     rows_after, executions_after = await engine.counted(name)
     return report, (rows_after - rows) / max(1, executions_after - executions)
