@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from google.protobuf.json_format import MessageToJson
 from tritonclient import grpc as client
 from tritonclient.utils import InferenceServerException
 
 from gateway.tuning.curves import parse_curve
+from gateway.tuning.sweep import local, triton
+from gateway.tuning.sweep.settings import SweepError, found_setting
 from local_runtime.bench import models
 from tests.kit.servers import ROOT, running
 from tests.kit.serving import free_port
@@ -235,3 +238,37 @@ async def test_a_server_that_is_not_in_explicit_mode_is_told(tmp_path):
     finally:
         process.terminate()
         process.wait()
+
+
+async def test_of_two_that_began_at_once_one_gives_way_and_leaves_the_model_to_the_other(server, asked):
+    async with triton.opened(server.grpc, "seed", {}) as first:
+        await first.begin()
+        mark = json.dumps({"host": "elsewhere", "pid": 1, "was_loaded": True, "found": "{}"})
+        theirs = {**json.loads(MessageToJson(first.message, preserving_proto_field_name=True))}
+        theirs["parameters"] = {triton.MARK: {"string_value": mark}}
+        asked.load_model("seed", config=json.dumps(theirs))
+        with pytest.raises(SweepError, match="another sweep of 'seed' began at the same time"):
+            await first.load(found_setting(first.message))
+    assert served(asked).config.parameters[triton.MARK].string_value == mark
+    asked.load_model("seed")
+
+
+SLEEPY = """import time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(1)
+        inputs = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]) for x in inputs]
+"""
+
+
+async def test_one_in_this_process_that_is_stopped_waits_for_the_batch_under_way(tmp_path, caplog):
+    (tmp_path / "sleepy" / "1").mkdir(parents=True)
+    (tmp_path / "sleepy" / "config.pbtxt").write_text(CONFIG)
+    (tmp_path / "sleepy" / "1" / "model.py").write_text(SLEEPY)
+    async with local.opened(tmp_path, "sleepy", {}) as here:
+        await here.load(found_setting(here.message))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(here.ask(), 0.2)
+    assert "did not unload" not in caplog.text

@@ -18,6 +18,7 @@ from gateway.cli.show import examples, show, show_json
 from gateway.tuning.sweep.settings import Axes, SweepError, Unreachable
 
 EXIT_STOPPED: Final = 130
+DIGITS: Final = 7  # of a number: ten seconds of delay, and more callers or instances than any machine has
 SMALL: Final = 40  # cells: so few are all measured unless --quick is given, whose runs would be too few to find much
 
 _Result = TypeVar("_Result")
@@ -91,11 +92,15 @@ def sweep(  # noqa: PLR0917 - Typer declares options as parameters
     rate: Annotated[
         str, typer.Option(metavar="N,N", help="Requests per second instead, whatever the answers do.")
     ] = "",
-    seconds: Annotated[float, typer.Option(min=0.05, help="Length of a long run; short ones last a third.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.05, max=3600, help="Length of a long run; short ones last a third.")
+    ] = 3.0,
     p99_ms: Annotated[
-        float, typer.Option(min=0, help="The SLO: answers within it are good; p99 has to keep it.")
+        float, typer.Option(min=0, max=3_600_000, help="The SLO: answers within it are good; p99 has to keep it.")
     ] = 0.0,
-    memory_gb: Annotated[float, typer.Option(min=0, help="What the server's process may take, in GiB.")] = 0.0,
+    memory_gb: Annotated[
+        float, typer.Option(min=0, max=1_000_000, help="What the server's process may take, in GiB.")
+    ] = 0.0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Search: under a quarter of the runs. [default over 40]")
     ] = False,
@@ -176,7 +181,8 @@ def _run(asked: Asked, *, as_json: bool) -> bool:
         show(told.table(outcome))
         for line in told.reasons(outcome):
             say(line)
-    say(f"wrote {folder}: sweep.json, config.pbtxt, report.html, plot.png, curve.json", err=True)
+    more = ", curve.json" if (folder / "curve.json").is_file() else ""
+    say(f"wrote {folder}: sweep.json, config.pbtxt, report.html, plot.png{more}", err=True)
     return bool(outcome.chosen.seen().keeps(outcome.goal))
 
 
@@ -337,8 +343,8 @@ def _whole_numbers(text: str, option: str, *, least: int = 1) -> tuple[int, ...]
     for part in filter(None, (one.strip() for one in text.split(","))):
         first, dots, last = part.partition("..")
         numbers = [first, last] if dots else [first]
-        if not all(one.isascii() and one.isdecimal() and int(one) >= least for one in numbers):
-            raise SweepError(f"{option} {text}: write whole numbers from {least} on, as 1,2,4 or 1..64")
+        if not all(one.isascii() and one.isdecimal() and len(one) <= DIGITS and int(one) >= least for one in numbers):
+            raise SweepError(f"{option} {text}: write whole numbers of {least} to 9999999, as 1,2,4 or 1..64")
         found.append(int(first))
         while dots and found[-1] < int(last):
             found.append(min(int(last), max(1, found[-1] * 2)))

@@ -17,6 +17,7 @@ ROUNDS = 4  # answers to each caller, at least; batches are whole, and so the fi
 LONGEST = 4.0  # times its length a run may last for that
 SLOWEST_S = 60.0  # or at most so long, until each caller has had one answer
 LEAD_IN = 0.3  # of its length: before it, not counted
+FAILED_PAUSE_S = 0.01  # of a waiting caller: what refuses at once must not be all that this process does
 MOST_OPEN = 4096  # requests in flight of an open load; what is due beyond fails as `too_many`
 
 
@@ -59,7 +60,7 @@ async def offer(ask: Ask, load: Load, *, seconds: float, slo_ms: float, seed: in
     """Offer the load for a lead-in and then for `seconds`, or for longer where answers are few.
 
     Of waiting callers all requests count that begin in the counted part, to their ends. Requests of a rate count from
-    when they were due, however late they could be sent.
+    when they were due, however late they could be sent. What `times` raises is raised.
     """
     lead_in_s = LEAD_IN * seconds
     tally = Tally(name=str(load), slo_ms=slo_ms, rows=1, from_s=math.inf, until_s=math.inf)
@@ -73,13 +74,18 @@ async def offer(ask: Ask, load: Load, *, seconds: float, slo_ms: float, seed: in
         except AskFailed as failed:
             code, offered.failure = failed.code, str(failed)
         tally.ended(due_s, times.now(), code)
+        if code != OK and not load.rate:
+            await asyncio.sleep(FAILED_PAUSE_S)
 
-    if load.rate:
-        tally.from_s, tally.until_s = lead_in_s, lead_in_s + seconds
-        await _open(one, load, tally=tally, seed=seed, times=times)
-        offered.seconds = seconds
-    else:
-        offered.seconds = await _closed(one, load, tally=tally, lead_in_s=lead_in_s, seconds=seconds, times=times)
+    try:
+        if load.rate:
+            tally.from_s, tally.until_s = lead_in_s, lead_in_s + seconds
+            await _open(one, load, tally=tally, seed=seed, times=times)
+            offered.seconds = seconds
+        else:
+            offered.seconds = await _closed(one, load, tally=tally, lead_in_s=lead_in_s, seconds=seconds, times=times)
+    except ExceptionGroup as failures:  # a task group's, around what `times` raised
+        raise failures.exceptions[0] from failures
     return offered
 
 

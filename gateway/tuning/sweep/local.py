@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf import json_format
 
@@ -20,6 +20,9 @@ from local_runtime.messages import InferRequest, ModelControl, TensorMetadata
 from local_runtime.repository import parsing, reader
 from local_runtime.repository.model_config import ModelConfig
 from local_runtime.runtime import LocalRuntime, RuntimeOptions
+
+CLOSE_GRACE_US: Final = 60_000_000
+"""For batches under way when a sweep is stopped: a process that ends while a library computes is aborted by it."""
 
 
 class LocalServer:
@@ -49,8 +52,10 @@ class LocalServer:
 
     async def ask(self) -> None:
         """One request of one row. Raises AskFailed."""
+        asked = asyncio.ensure_future(self._runtime.infer(self._request))
+        asked.add_done_callback(_seen)
         try:
-            await self._runtime.infer(self._request)
+            await asyncio.shield(asked)  # a batch that runs cannot be stopped: `close` waits for what is under way
         except InferenceError as error:
             raise AskFailed(error.code.value.lower(), error.message) from error
 
@@ -84,11 +89,19 @@ async def opened(
     # In a thread: a Python model may complete its config by its own code, which must not be interrupted.
     config, written = await asyncio.to_thread(_read, repository, model)
     request = InferRequest(model=config.name, inputs=_inputs(config, shapes))
-    runtime = await LocalRuntime.open(repository, options=RuntimeOptions(control_mode=ModelControl.EXPLICIT))
+    runtime = await LocalRuntime.open(
+        repository, options=RuntimeOptions(control_mode=ModelControl.EXPLICIT, close_grace_us=CLOSE_GRACE_US)
+    )
     try:
         yield LocalServer(runtime, config, written=written, request=request)
     finally:
         await runtime.close()
+
+
+def _seen(asked: "asyncio.Future[Any]") -> None:
+    """Nobody waits any more for one that fails after the sweep was stopped."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _read(repository: Path, model: str | None) -> tuple[ModelConfig, Any]:

@@ -161,7 +161,15 @@ def pbtxt(outcome: Outcome) -> str:
 
 
 def write(outcome: Outcome, folder: Path, *, curve: LatencyCurve | None) -> None:
-    """sweep.json, config.pbtxt, plot.png and report.html, and curve.json where one was measured."""
+    """sweep.json, config.pbtxt, plot.png and report.html, and curve.json where one was measured. Raises SweepError."""
+    try:
+        _write(outcome, folder, curve=curve)
+    except OSError as error:
+        raise SweepError(f"--output {folder}: {error}") from error
+
+
+def _write(outcome: Outcome, folder: Path, *, curve: LatencyCurve | None) -> None:
+    (folder / "curve.json").unlink(missing_ok=True)  # a sweep before this one may have had one
     (folder / "sweep.json").write_text(json.dumps(outcome.as_json(), indent=2) + "\n", encoding="utf-8")
     (folder / "config.pbtxt").write_text(pbtxt(outcome), encoding="utf-8")
     if curve is not None:

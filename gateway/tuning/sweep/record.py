@@ -95,8 +95,11 @@ class Record:
 
     def add(self, run: Run) -> None:
         """Keep a run, on disk at once."""
-        self._file.write(json.dumps(run.as_json()) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(run.as_json()) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise SweepError(f"--output: {FILE} cannot be written: {error.strerror}") from error
         self.runs.append(run)
 
 
@@ -118,10 +121,15 @@ def opened(folder: Path, space: Mapping[str, Any], *, is_resumed: bool) -> Itera
         except OSError as error:
             raise SweepError(f"--output {folder}: another sweep writes into it now") from error
         file.seek(0)
-        lines = file.read().splitlines(keepends=True)
+        try:
+            lines = file.read().splitlines(keepends=True)
+        except UnicodeDecodeError as error:
+            raise SweepError(f"--output {folder}: {FILE} is no record of a sweep: {error}") from error
         header = {"form": FORM, "space": json.loads(json.dumps(space))}
-        if not lines:
-            file.write(json.dumps(header) + "\n")
+        first = json.dumps(header) + "\n"
+        if "".join(lines) != first and first.startswith("".join(lines)):  # new, or killed while it began
+            file.truncate(0)
+            file.write(first)
             file.flush()
             yield Record(file, ())
             return

@@ -75,9 +75,17 @@ class TritonServer:
     async def begin(self) -> None:
         """Mark the model as swept. Raises SweepError where models cannot be loaded here, or another was quicker."""
         await self._change(self._marked(self.message))
-        if _sweeper(await self._config(self.model)) != _me():
-            self.has_changed = False  # the other one puts it back
-            raise SweepError(f"--triton {self._address}: another sweep of '{self.model}' began at the same time")
+        await self._refuse_a_later_one()
+
+    async def _refuse_a_later_one(self) -> None:
+        """Two that began at once both loaded their mark: the one whose mark is gone gives way, before each load."""
+        with contextlib.suppress(BackendError):  # not served now, such as after a load that failed: nobody's mark
+            answer = await self._replica.ask(
+                pb.ModelConfigRequest(name=self.model), "ModelConfig", timeout_us=CALL_TIMEOUT_US
+            )
+            if _sweeper(answer.config) not in (None, _me()):
+                self.has_changed = False  # the other one puts it back
+                raise SweepError(f"--triton {self._address}: another sweep of '{self.model}' began at the same time")
 
     async def restore(self) -> None:
         """Serve the model as it was found, or not at all if it was not loaded. Raises SweepError."""
@@ -127,7 +135,8 @@ class TritonServer:
     # --- measured ---------------------------------------------------------------------------------
 
     async def load(self, setting: Setting) -> None:
-        """Serve the model this way. Raises SweepError with the server's reason."""
+        """Serve the model this way. Raises SweepError with the server's reason, or where another sweep has begun."""
+        await self._refuse_a_later_one()
         try:
             await self._load(self._marked(measurable(self.message, setting)))
         except SweepError as error:

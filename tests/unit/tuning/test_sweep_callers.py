@@ -6,7 +6,7 @@ from gateway.tuning.report import OK, class_report
 from gateway.tuning.sweep import callers
 from gateway.tuning.sweep.callers import AskFailed, Times, offer
 from gateway.tuning.sweep.servers import Counters
-from gateway.tuning.sweep.settings import Load
+from gateway.tuning.sweep.settings import Load, SweepError
 
 
 class Answering:
@@ -115,3 +115,21 @@ def test_what_a_server_has_counted_meanwhile():
 )
 def test_how_long_a_run_of_a_second_with_16_callers_lasts(passed_s, answers, lasts):
     assert callers._lasts(passed_s, answers, seconds=1.0, load=Load(concurrency=16)) is lasts
+
+
+async def test_a_server_that_refuses_at_once_does_not_keep_the_run_from_ending():
+    async def ask():
+        raise AskFailed("invalid", "no such shape")
+
+    found = await offer(ask, Load(concurrency=2), seconds=0.05, slo_ms=0.0, seed=1, times=Answering().times())
+    assert set(found.tally.codes) <= {"invalid"}
+    assert found.failure == "no such shape"
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=2), Load(rate=100.0)])
+async def test_counters_that_cannot_be_read_end_the_run_with_that_very_error(load):
+    async def gone():
+        raise SweepError("the server is gone")
+
+    with pytest.raises(SweepError, match="the server is gone"):
+        await offer(Answering().ask, load, seconds=0.05, slo_ms=0.0, seed=1, times=Times(on_begin=gone, on_end=gone))

@@ -100,3 +100,17 @@ def test_memory_of_a_process_is_seen_and_who_listens_on_a_port():
     assert listener("127.0.0.1", port) is None
     assert listener("10.0.0.1", port) is None
     assert listener("triton.example", port) is None
+
+
+def test_one_that_was_killed_while_it_began_is_a_new_one(tmp_path):
+    (tmp_path / FILE).write_text('{"form": "sweep-runs/1", "sp')
+    with opened(tmp_path, SPACE, is_resumed=True) as record:
+        record.add(run())
+    with opened(tmp_path, SPACE, is_resumed=True) as record:
+        assert record.runs == [run()]
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / FILE).write_bytes(b"\xff\xfe\n")
+    with pytest.raises(SweepError, match="is no record of a sweep"), opened(tmp_path, SPACE, is_resumed=True):
+        pass
