@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 FORM: Final = "latency-curve/1"
+MOST_US: Final = 1e12
+"""Of a time: eleven days."""
+_DIGITS: Final = 9
 
 
 class CurveError(ValueError):
@@ -99,6 +102,8 @@ def parse_curve(given: object) -> LatencyCurve:
     if not isinstance(sizes, Mapping):
         raise CurveError("compute_us: must say for each size of a batch how long it takes")
     compute = {_whole(rows, at="compute_us"): _samples(times, at=f"compute_us.{rows}") for rows, times in sizes.items()}
+    if len(compute) < len(sizes):
+        raise CurveError("compute_us: a size is there twice")
     slowdown = given.get("slowdown") or {}
     if not isinstance(slowdown, Mapping):
         raise CurveError("slowdown: must say for numbers of busy instances how many times as long they take")
@@ -107,7 +112,7 @@ def parse_curve(given: object) -> LatencyCurve:
         compute_us=compute,
         overhead_us=_samples(given.get("overhead_us") or (), at="overhead_us"),
         slowdown={
-            _whole(busy, at="slowdown"): _samples(factor, at=f"slowdown.{busy}")[0] for busy, factor in slowdown.items()
+            _whole(busy, at="slowdown"): _factor(factor, at=f"slowdown.{busy}") for busy, factor in slowdown.items()
         },
         source=given.get("source", ""),
     )
@@ -118,15 +123,22 @@ def _samples(given: object, *, at: str) -> tuple[float, ...]:
     if not isinstance(times, list | tuple):
         raise CurveError(f"{at}: must be a number or a list of numbers")
     for one in times:
-        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one < float("inf"):
-            raise CurveError(f"{at}: must be numbers from 0 on, not {one!r}")
+        if isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= MOST_US:
+            raise CurveError(f"{at}: must be numbers from 0 to {MOST_US:g}, not {str(one)[:40]}")
     return tuple(sorted(float(one) for one in times))
 
 
+def _factor(given: object, *, at: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= MOST_US:
+        raise CurveError(f"{at}: must be a number above 0, not {str(given)[:40]}")
+    return float(given)
+
+
 def _whole(text: object, *, at: str) -> int:
-    if isinstance(text, bool) or not isinstance(text, int | str) or not str(text).isdecimal() or not int(text):
-        raise CurveError(f"{at}: must have whole numbers from 1 on, not {text!r}")
-    return int(text)
+    is_number = isinstance(text, int | str) and not isinstance(text, bool)
+    if not is_number or not (digits := str(text)).isdecimal() or len(digits) > _DIGITS or not int(digits):
+        raise CurveError(f"{at}: must have whole numbers from 1 on, of {_DIGITS} digits at most, not {str(text)[:40]}")
+    return int(digits)
 
 
 def _quantile(samples: tuple[float, ...], share: float) -> float:

@@ -6,7 +6,7 @@ so that a ramp may be constant, Poisson or bursty alike. Same seed, same arrival
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -20,6 +20,11 @@ _PACE: Final = ("rate", "ramp_to", "concurrency", "think_ms", "speed", "burstine
 _AMOUNTS: Final = (*_PACE, "rows", "slo_ms", "sequence_length", "sequence_gap_ms")
 BURSTINESS: Final = 4.0
 """Squared coefficient of variation of the gaps of `bursty` where none is said; Poisson's is 1, constant's is 0."""
+
+MOST_REQUESTS: Final = 20_000_000
+"""Of one class in one run: hours of one core, and a third of a gigabyte of latencies."""
+MOST_CALLERS: Final = 100_000
+_BURSTIEST: Final = 10_000.0
 
 
 class TrafficError(ValueError):
@@ -74,6 +79,8 @@ class TrafficClass:
                 raise TrafficError(f"{self.name}.{name}: must be a number from 0 on, not {number}")
         if self.sequence_gap_ms and not self.sequence_length:
             raise TrafficError(f"{self.name}.sequence_gap_ms: there is none without a sequence_length")
+        if self.burstiness and not 1 / _BURSTIEST <= self.burstiness <= _BURSTIEST:  # beyond, gaps are 0 to a computer
+            raise TrafficError(f"{self.name}.burstiness: must be 0, or {1 / _BURSTIEST:g} to {_BURSTIEST:g}")
         if self.rows < 1 or not self.speed:
             raise TrafficError(f"{self.name}: rows must be at least 1 and speed above 0")
         if any(later < earlier for earlier, later in zip((0.0, *self.trace), self.trace, strict=False)):
@@ -100,6 +107,20 @@ def parse_class(given: Mapping[str, Any], *, at: str = "traffic") -> TrafficClas
         if isinstance(inner, TrafficError):
             raise inner from None
         raise TrafficError(f"{'.'.join(map(str, (at, *first['loc'])))}: {first['msg']}") from None
+    except orjson.JSONEncodeError as error:  # what JSON cannot say: a date, a key that is no text
+        raise TrafficError(f"{at}: {error}") from error
+
+
+def check_amount(classes: Iterable[TrafficClass], *, duration_s: float) -> None:
+    """Raises `TrafficError` for more requests, or callers, than one process can send, or count, in that time."""
+    for one in classes:
+        expected = (one.rate + (one.ramp_to or one.rate)) / 2 * duration_s
+        if expected > MOST_REQUESTS:
+            raise TrafficError(
+                f"{one.name}.rate: {expected:,.4g} requests in {duration_s:g} s: {MOST_REQUESTS:,} at most"
+            )
+        if one.concurrency > MOST_CALLERS:
+            raise TrafficError(f"{one.name}.concurrency: {MOST_CALLERS:,} callers at most")
 
 
 def arrivals(traffic: TrafficClass, rng: random.Random, *, duration_s: float) -> Iterator[float]:

@@ -78,7 +78,7 @@ def _world(path: Path, changes: Sequence[str]) -> "World":
             raise WorldError(f"--set {one}: must be FIELD=VALUE, such as backends.triton.replicas=4")
         try:
             document = changed(document, field, yaml.safe_load(value))
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise WorldError(f"--set {one}: the value is not valid YAML") from error
     return parse_world(document, folder=path.parent)
 

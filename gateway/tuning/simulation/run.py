@@ -292,7 +292,10 @@ class _Run:
         loop, think_s = self._loop, source.of.traffic.think_ms / 1e3
         while (due_s := loop.time()) < self._world.duration_s:
             await self._asked(source, due_s)
-            await asyncio.sleep(think_s if think_s or loop.time() > due_s else _REFUSED_PAUSE_S)
+            pause_s = think_s if think_s or loop.time() > due_s else _REFUSED_PAUSE_S
+            if loop.time() + pause_s >= self._world.duration_s:
+                return
+            await asyncio.sleep(pause_s)
 
     async def _asked(self, source: _Source, due_s: float) -> None:
         """What comes of one arrival: a request, or a sequence of them until one fails or the time is over."""

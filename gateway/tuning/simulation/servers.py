@@ -1,6 +1,7 @@
 """Simulated servers: the runtime's own schedulers on every replica, over instances that only take time."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -166,6 +167,7 @@ class SimulatedServers:
         self.books = {name: ModelBooks(stats=StatsRecorder(name=name, version=_VERSION)) for name in around.models}
         self._around = around
         self._names = backend.names
+        self._failures: dict[str, list[Failure]] = {name: [] for name in backend.names or ("",)}
         self._replicas = {
             name: SimulatedReplica(around, self.books, engine=backend.engine) for name in backend.names or ("",)
         }
@@ -253,12 +255,19 @@ class SimulatedServers:
         """Be unwell as `failure` says, once its time has come, until it is over."""
         loop, name = self._around.loop, self._names[failure.replica] if self._names else ""
         await asyncio.sleep(failure.at_s - loop.time())
-        replica = self._replicas[name]
-        if failure.kind == "dead":
-            replica.die()
-            await asyncio.sleep(failure.for_s)
-            self._replicas[name] = SimulatedReplica(self._around, self.books, engine=self.backend.engine)
-            return
-        replica.times, replica.is_refusing = failure.times, failure.kind == "refusing"
+        self._failures[name].append(failure)
+        self._apply(name)
         await asyncio.sleep(failure.for_s)
-        replica.times, replica.is_refusing = 1.0, False
+        self._failures[name].remove(failure)
+        self._apply(name)
+
+    def _apply(self, name: str) -> None:
+        """What all failures make of a replica that it has now."""
+        now, replica = self._failures[name], self._replicas[name]
+        is_dead = any(one.kind == "dead" for one in now)
+        if is_dead and not replica.is_dead:
+            replica.die()
+        elif replica.is_dead and not is_dead:
+            replica = self._replicas[name] = SimulatedReplica(self._around, self.books, engine=self.backend.engine)
+        replica.times = math.prod(one.times for one in now)
+        replica.is_refusing = any(one.kind == "refusing" for one in now)

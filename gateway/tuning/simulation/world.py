@@ -22,7 +22,7 @@ from gateway.settings.faults import fault_words
 from gateway.settings.section import Section
 from gateway.tuning.curves import CurveError, LatencyCurve, parse_curve
 from gateway.tuning.simulation.models import SimulatedModel, configured
-from gateway.tuning.traffic import TrafficClass, TrafficError, parse_class
+from gateway.tuning.traffic import TrafficClass, TrafficError, check_amount, parse_class
 from local_runtime.errors import ModelLoadError
 
 Engine = Literal["local", "triton"]
@@ -31,6 +31,7 @@ FailureKind = Literal["dead", "slow", "refusing"]
 """A replica's: nobody answers at its address, and what it had to do is lost; it computes `times` as long; it answers
 every request, and every probe, that the model is not ready."""
 DEFAULT_TASK: Final = "simulated"
+MOST_INSTANCES: Final = 1024  # of a model on a replica
 
 
 class WorldError(ValueError):
@@ -126,7 +127,7 @@ def load_document(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text())
     except OSError as error:
         raise WorldError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the second: a date or a number that is none
         raise WorldError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise WorldError(f"{path}: must be a mapping of sections")
@@ -160,11 +161,11 @@ def _item(at: list[Any], step: str, where: str) -> Any:
 class _Model(Section):
     curve: str | Mapping[str, Any]
     config: str = ""
-    max_batch_size: int | None = Field(default=None, ge=0)
+    max_batch_size: int | None = Field(default=None, ge=0, le=1_000_000)
     dynamic_batching: Mapping[str, Any] | None = None
     sequence_batching: Mapping[str, Any] | None = None
     parameters: Mapping[str, str] = Field(default_factory=dict)
-    instances: int | None = Field(default=None, ge=1, le=1024)
+    instances: int | None = Field(default=None, ge=1, le=MOST_INSTANCES)
 
 
 class _Backend(Section):
@@ -227,6 +228,10 @@ def parse_world(given: Mapping[str, Any], *, folder: Path = Path()) -> World:
     _check_rules(rules, models=models, backends=backends, tasks=tasks)
     traffic = tuple(_traffic(one, tasks, at=f"traffic.{place}") for place, one in enumerate(read.traffic))
     _check_traffic(traffic, rules, models)
+    try:
+        check_amount([one.traffic for one in traffic], duration_s=read.duration_s)
+    except TrafficError as error:
+        raise WorldError(str(error)) from error
     tenants = {one.traffic.tenant for one in traffic}
     for tenant in read.limits:
         if tenant not in tenants:
@@ -279,6 +284,8 @@ def _model(name: str, given: _Model, folder: Path) -> SimulatedModel:
     except ModelLoadError as error:
         raise WorldError(f"{at}: {error}") from error
     instances = given.instances or sum(group.count for group in config.instance_groups)
+    if instances > MOST_INSTANCES:
+        raise WorldError(f"{at}.config: has {instances:,} instances: {MOST_INSTANCES:,} at most are simulated")
     return SimulatedModel(
         name=name, curve=_curve(given.curve, folder, at=f"{at}.curve"), config=config, instances=instances
     )
@@ -354,8 +361,6 @@ def _traffic(given: Mapping[str, Any], tasks: Mapping[str, SimulatedTask], *, at
         traffic = parse_class({name: value for name, value in given.items() if name not in own}, at=at)
     except TrafficError as error:
         raise WorldError(str(error)) from error
-    except TypeError as error:  # what JSON cannot say: a date, a key that is no text
-        raise WorldError(f"{at}: {error}") from error
     task = asked.task or next(iter(tasks))
     if not asked.task and len(tasks) > 1:
         raise WorldError(f"{at}.task: must be one of {', '.join(tasks)}")

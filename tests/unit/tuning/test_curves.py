@@ -58,3 +58,18 @@ def test_it_comes_back_out_of_its_file():
 def test_a_fault_names_its_field(given, field):
     with pytest.raises(CurveError, match=field):
         parse_curve(given)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("compute_us", {"1": 10**400}, "compute_us.1: must be numbers from 0 to 1e\\+12"),
+        ("compute_us", {"9" * 5000: 1}, "compute_us: must have whole numbers from 1 on, of 9 digits at most"),
+        ("compute_us", {"1": 5, "01": 6}, "compute_us: a size is there twice"),
+        ("slowdown", {"2": []}, "slowdown.2: must be a number above 0"),
+        ("slowdown", {"2": 0}, "slowdown.2: must be a number above 0"),
+    ],
+)
+def test_numbers_that_no_machine_gives_are_refused_with_their_field(field, value, words):
+    with pytest.raises(CurveError, match=words):
+        parse_curve({"compute_us": {"1": 5}, field: value})

@@ -227,6 +227,25 @@ def test_one_that_is_slow_for_a_while_is_slow_for_that_while() -> None:
     assert [second.p50 for second in found.timeline] == pytest.approx([3.0, 3.0, 9.0, 9.0, 3.0, 3.0], abs=0.01)
 
 
+def test_failures_of_one_replica_that_overlap_all_last_as_long_as_they_say() -> None:
+    traffic = [{"rate": 20.0, "arrivals": "constant"}]
+    slow = [
+        {"at_s": 1.0, "for_s": 2.0, "backend": "triton", "kind": "slow", "times": 3.0},
+        {"at_s": 2.0, "for_s": 2.0, "backend": "triton", "kind": "slow", "times": 2.0},
+    ]
+    found = run(traffic=traffic, duration_s=5.0, failures=slow)
+    assert [second.p50 for second in found.timeline] == pytest.approx([3.0, 9.0, 18.0, 6.0, 3.0], abs=0.01)
+    dead = [{"at_s": at_s, "for_s": for_s, "backend": "triton"} for at_s, for_s in ((1.0, 1.0), (1.5, 2.5))]
+    as_one = [{"at_s": 1.0, "for_s": 3.0, "backend": "triton"}]
+    lasting = run(traffic=traffic, duration_s=5.0, failures=dead)
+    assert lasting.whole.codes == run(traffic=traffic, duration_s=5.0, failures=as_one).whole.codes
+
+
+def test_a_caller_that_thinks_beyond_the_end_does_not_keep_the_simulation_going() -> None:
+    found = run(traffic=[{"concurrency": 1, "think_ms": 1e300}])
+    assert found.whole.codes == {OK: 1}
+
+
 def test_who_is_over_the_limit_is_refused_and_others_are_not() -> None:
     found = run(
         traffic=[

@@ -1,12 +1,13 @@
 import itertools
 import random
 import statistics
+from datetime import date
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tuning.traffic import TrafficClass, TrafficError, arrivals, parse_class
+from gateway.tuning.traffic import TrafficClass, TrafficError, arrivals, check_amount, parse_class
 
 SHAPES = ("poisson", "constant", "bursty")
 
@@ -82,3 +83,27 @@ def test_a_class_is_read_as_it_is_written():
     assert parse_class({"name": "bulk", "concurrency": 4, "rows": 8, "priority": "batch"}) == TrafficClass(
         name="bulk", concurrency=4, rows=8, priority="batch"
     )
+
+
+@pytest.mark.parametrize("burstiness", [1e308, 5e-324])
+def test_gaps_that_a_computer_takes_for_nothing_are_refused(burstiness):
+    with pytest.raises(TrafficError, match=r"all\.burstiness: must be 0, or 0\.0001 to 10000"):
+        TrafficClass(rate=1.0, arrivals="bursty", burstiness=burstiness)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"rate": 1e9}, "all.rate: 1e\\+10 requests in 10 s: 20,000,000 at most"),
+        ({"rate": 1.0, "ramp_to": 1e12}, "all.rate: 5e\\+12 requests"),
+        ({"concurrency": 10**9}, "all.concurrency: 100,000 callers at most"),
+    ],
+)
+def test_more_than_one_process_can_do_is_refused(asked, words):
+    with pytest.raises(TrafficError, match=words):
+        check_amount([TrafficClass(**asked)], duration_s=10.0)
+
+
+def test_what_json_cannot_say_is_refused_with_its_place():
+    with pytest.raises(TrafficError, match="classes\\[0\\]: "):
+        parse_class({"rate": date(2026, 1, 1), 3: "three"}, at="classes[0]")
