@@ -13,7 +13,7 @@ from gateway.tuning.load.asks import AskError, task_rows
 from gateway.tuning.load.session import Plan
 from gateway.tuning.load.traffic_file import Part
 from gateway.tuning.slo import parse_slo
-from gateway.tuning.traffic import TrafficClass, TrafficError, parse_class
+from gateway.tuning.traffic import TrafficClass, TrafficError, check_amount, parse_class
 
 DEFAULT_TASK: Final = "text-embedding"
 DEFAULT_INPUTS: Final[Mapping[str, Mapping[str, Any]]] = {DEFAULT_TASK: {"text": "a cat"}}
@@ -70,9 +70,11 @@ def plan_of(given: Given, stack: Mapping[str, Any]) -> Plan:
         raise AskError("--find: raises one rate, or one number of callers: no trace, no ramp, no --traffic of several")
     is_sloped = any(part.traffic.trace or part.traffic.ramp_to for part in parts)
     warmup = seconds_of(given.warmup, "--warmup") if given.warmup else DEFAULT_WARMUP_S * (not is_sloped)
+    duration_s = _duration_s(given, [part.traffic for part in parts])
+    check_amount([part.traffic for part in parts], duration_s=warmup + duration_s)
     return Plan(
         parts=parts,
-        duration_s=_duration_s(given, [part.traffic for part in parts]),
+        duration_s=duration_s,
         warmup_s=warmup,
         grace_s=seconds_of(given.grace, "--grace"),
         seed=given.seed,

@@ -48,14 +48,16 @@ def offer(given: Given, *, csv: Path | None, html: Path | None, as_json: bool, y
 
 
 def _tell(report: Report, slo: Slo, plan: Plan, *, files: Files, as_json: bool) -> None:
-    files.write([report])
     broken = session.broken(plan, report, percent=slo.percent)
-    if as_json:
-        show_json(report.as_json())
-    else:
-        show(rendering.table(report))
-        for line in _verdicts(plan, report, slo):
-            say(line)
+    try:
+        if as_json:
+            show_json(report.as_json())
+        else:
+            show(rendering.table(report))
+            for line in _verdicts(plan, report, slo):
+                say(line)
+    finally:  # a full disk costs the file, and a closed stdout what is shown, but neither the other
+        files.write([report])
     if session.is_unreached(report):
         raise Failure(f"nobody answers: {', '.join(sorted(report.whole.codes))}", EXIT_UNREACHABLE)
     raise typer.Exit(EXIT_REFUSED if broken else 0)
@@ -63,14 +65,16 @@ def _tell(report: Report, slo: Slo, plan: Plan, *, files: Files, as_json: bool) 
 
 def _tell_found(found: Found, slo: Slo, plan: Plan, *, files: Files, as_json: bool) -> None:
     reports = [step.report for step in found.steps]
-    files.write(reports)
     is_whole = not plan.parts[0].traffic.is_open
-    if as_json:
-        show_json(session.found_json(found, slo, is_whole=is_whole))
-    else:
-        for report in reports[-1:]:
-            show(rendering.table(found.held.report if found.held else report))
-        say(session.found_words(found, slo, is_whole=is_whole))
+    try:
+        if as_json:
+            show_json(session.found_json(found, slo, is_whole=is_whole))
+        else:
+            for report in reports[-1:]:
+                show(rendering.table(found.held.report if found.held else report))
+            say(session.found_words(found, slo, is_whole=is_whole))
+    finally:
+        files.write(reports)
     if reports and session.is_unreached(reports[-1]):
         raise Failure(f"nobody answers: {', '.join(sorted(reports[-1].whole.codes))}", EXIT_UNREACHABLE)
     raise typer.Exit(0 if found.held else EXIT_REFUSED)

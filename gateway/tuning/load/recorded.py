@@ -1,5 +1,6 @@
 """Instants out of a recording: a trace to replay. Pure."""
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -66,10 +67,14 @@ def _line(number: int, line: str, *, task: str) -> float | None:
 
 def _instant(number: int, one: Any) -> float:
     try:
-        return float(one)
-    except (TypeError, ValueError):
+        seconds = float(one)
+    except (TypeError, ValueError, OverflowError):
         pass
+    else:
+        if not math.isfinite(seconds) or isinstance(one, bool):
+            raise TrafficError(f"trace: line {number}: '{one}' is no instant")
+        return seconds
     try:
         return datetime.fromisoformat(one).timestamp()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TrafficError(f"trace: line {number}: '{one}' is no instant") from error

@@ -36,7 +36,7 @@ def read(path: Path, *, url: str, key: str, environ: Mapping[str, str]) -> list[
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AskError(f"traffic: {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise AskError(f"traffic: {path}: {error}") from error
     classes = document.get("classes") if isinstance(document, dict) else None
     if not isinstance(classes, list) or not classes or set(document) != {"classes"}:

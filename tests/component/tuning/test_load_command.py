@@ -236,3 +236,11 @@ def test_ctrl_c_ends_with_the_report_of_what_was_measured(gateway):
     report = parse_report(json.loads(said))
     assert report.whole.sent == sum(report.whole.codes.values()) > 0
     assert any(note.startswith("stopped after") for note in report.notes)
+
+
+def test_a_page_that_cannot_be_written_does_not_cost_what_was_measured(gateway):
+    done = load("--concurrency", "1", "--duration", "1s", "--warmup", "0s", "--html", "/dev/full", "--json")
+    assert done.exit_code == 2
+    assert parse_report(json.loads(done.stdout)).whole.codes["ok"] > 0
+    assert "/dev/full: No space left on device" in done.stderr
+    assert gateway.asked

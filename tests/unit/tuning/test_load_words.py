@@ -82,6 +82,8 @@ def test_the_gateways_own_log_is_a_recording_of_when_requests_began():
         ("{", "line 1"),
         ("[1, true]", r"\[1\]"),
         ("[1", "trace: "),
+        ("1\nnan", "line 2"),
+        ("inf", "line 1"),
         ('{"at": null}', "line 1"),
     ],
 )
