@@ -126,8 +126,8 @@ def _statistics(looker: Looker) -> dict[str, Mapping[str, Any]]:
         try:
             answer = httpx.get(f"{url.rstrip('/')}/v2/models/stats", timeout=TIMEOUT_S, trust_env=False)
             found[server] = answer.raise_for_status().json()
-            _ = found[server]["model_stats"]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError):
+            times_of([found[server]], [found[server]])  # raises for what are no statistics
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             found.pop(server, None)
             looker.unseen[f"times by batch size at {url}: no model server answers there"] = None
     return found

@@ -51,7 +51,7 @@ def times_of(before: Iterable[Document], after: Iterable[Document]) -> dict[str,
         for one in new["model_stats"]:
             name, then = str(one["name"]), known.get((str(one["name"]), str(one["version"])), {})
             sizes = _sizes(one)
-            if any(sizes.get(rows, BatchTimes(count=0, total_us=0)).count < was.count for rows, was in then.items()):
+            if any(_goes_back(was, sizes.get(rows)) for rows, was in then.items()):
                 continue
             for rows, now in sizes.items():
                 was = then.get(rows, BatchTimes(count=0, total_us=0.0))
@@ -62,6 +62,10 @@ def times_of(before: Iterable[Document], after: Iterable[Document]) -> dict[str,
                         total_us=sums.total_us + now.total_us - was.total_us,
                     )
     return found
+
+
+def _goes_back(was: BatchTimes, now: BatchTimes | None) -> bool:
+    return now is None or now.count < was.count or now.total_us < was.total_us
 
 
 def _sizes(model: Document) -> dict[int, BatchTimes]:

@@ -407,3 +407,12 @@ def test_what_is_no_sweep_is_refused(document):
 def test_a_gain_over_nothing_is_without_bound():
     told = measured(sweep(run(goodput=0.0), run(size=16, goodput=150.0)))
     assert math.isinf(told.gain)
+
+
+def test_a_version_whose_time_goes_back_is_left_out():
+    def told(count, ns):
+        sizes = [{"batch_size": 1, "compute_infer": {"count": count, "ns": ns}}]
+        return {"model_stats": [{"name": "m", "version": "1", "batch_stats": sizes}]}
+
+    assert times_of([told(5, 10**9)], [told(50, 1)]) == {}
+    assert times_of([told(5, 1000)], [told(50, 10_000)])["m"][1].count == 45
