@@ -56,11 +56,13 @@ def simulate(
     logging.getLogger("gateway").addHandler(logging.NullHandler())  # breakers that open are what was asked for
     with _shown(made, is_quiet=as_json) as on_progress:
         report = simulated(made, seed=seed, on_progress=on_progress)
-    files.write([report])
-    if as_json:
-        show_json(report.as_json())
-    else:
-        show(rendering.table(report))
+    try:
+        if as_json:
+            show_json(report.as_json())
+        else:
+            show(rendering.table(report))
+    finally:  # as with `load`: a full disk costs the file alone
+        files.write([report])
 
 
 def _world(path: Path, changes: Sequence[str]) -> "World":
