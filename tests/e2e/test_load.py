@@ -21,7 +21,7 @@ CLASSES = [
 def test_every_kind_of_traffic_is_answered_and_told(stack: Stack, tmp_path):
     (tmp_path / "cat.png").write_bytes(CHELSEA.read_bytes())
     (tmp_path / "mixed.yaml").write_text(yaml.safe_dump({"classes": CLASSES}))
-    whom = ("--url", stack.data_url, "--key", stack.key, "--ops-url", stack.told["ops_url"])
+    whom = ("--url", stack.data_url, "--key", stack.key, "--ops-url", stack.ops_urls[0])
     page = tmp_path / "report.html"
     done = stack.cli(
         *("load", "--traffic", str(tmp_path / "mixed.yaml"), *whom, "--duration", "3s", "--grace", "60s"),
