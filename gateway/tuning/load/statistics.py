@@ -56,8 +56,11 @@ class GatewayStatistics:
         self._before = Look(at_s=0.0)
 
     async def begin(self) -> None:
-        """The look before."""
+        """The look before; once more where a gateway that has just started did not yet ask its servers."""
         self._before = await self._look(0.0)
+        if not self._before.samples:
+            await asyncio.sleep(COLLECTED_S)
+            self._before = await self._look(0.0)
 
     async def end(self) -> Sequence[ServerReport]:
         """Models that answered something; a second later, when the gateway has read the last of it."""
