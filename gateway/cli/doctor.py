@@ -34,6 +34,20 @@ STEPS: Final = 10  # of the bar, in a second
 
 app = typer.Typer()
 
+# What `gateway advise` has to be told, too.
+OpsUrl = Annotated[
+    str, typer.Option(envvar="GATEWAY_OPS_URL", help="The gateway's operations listener; default: as `up` left it.")
+]
+ModelServers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--server",
+        metavar="[BACKEND=]URL",
+        help="HTTP of Triton or the local runtime, of this backend or of all; may be repeated.",
+    ),
+]
+Between = Annotated[str, typer.Option("--for", metavar="TIME", help="Between the two looks: 10s, 1m.")]
+
 
 @app.command(
     epilog=examples(
@@ -45,23 +59,13 @@ app = typer.Typer()
 )
 def doctor(  # noqa: PLR0917 - Typer declares options as parameters
     config: ConfigOption = DEFAULT_CONFIG,
-    ops_url: Annotated[
-        str,
-        typer.Option(envvar="GATEWAY_OPS_URL", help="The gateway's operations listener; default: as `up` left it."),
-    ] = "",
-    servers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--server",
-            metavar="[BACKEND=]URL",
-            help="HTTP of Triton or the local runtime, of this backend or of all; may be repeated.",
-        ),
-    ] = None,
+    ops_url: OpsUrl = "",
+    servers: ModelServers = None,
     metrics: Annotated[
         list[str] | None,
         typer.Option("--metrics-url", metavar="URL", help="Triton's metrics page, for GPU memory; may be repeated."),
     ] = None,
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Between the two looks: 10s, 1m.")] = "10s",
+    duration: Between = "10s",
     target_p99: Annotated[
         float | None,
         typer.Option(min=0.001, metavar="MS", help="What p99 is to be; default: each task's attempt_timeout_ms."),

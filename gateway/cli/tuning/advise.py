@@ -22,7 +22,7 @@ from gateway.cli.admin_client import (
     say,
     stack_told,
 )
-from gateway.cli.doctor import settings_of, wait
+from gateway.cli.doctor import Between, ModelServers, OpsUrl, settings_of, wait
 from gateway.cli.doctor_looks import TIMEOUT_S, Looker, Places
 from gateway.cli.serve import DEFAULT_CONFIG, ConfigOption
 from gateway.cli.show import examples, seconds_of, show_json
@@ -50,15 +50,9 @@ app = typer.Typer()
 )
 def advise(  # noqa: PLR0917 - Typer declares options as parameters
     config: ConfigOption = DEFAULT_CONFIG,
-    ops_url: Annotated[
-        str,
-        typer.Option(envvar="GATEWAY_OPS_URL", help="The gateway's operations listener; default: as `up` left it."),
-    ] = "",
-    servers: Annotated[
-        list[str] | None,
-        typer.Option("--server", metavar="[BACKEND=]URL", help="HTTP of Triton or the local runtime; may be repeated."),
-    ] = None,
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Between the two looks: 10s, 1m.")] = "10s",
+    ops_url: OpsUrl = "",
+    servers: ModelServers = None,
+    duration: Between = "10s",
     target_p99: Annotated[
         float,
         typer.Option(min=0.0, metavar="MS", help="A setting that keeps it is right; 0: the best p99 is looked for."),

@@ -2,6 +2,8 @@
 
 Rules and limits have the form of the gateway's own configuration, traffic that of `tuning.traffic`, curves that of
 `tuning.curves`, and the settings of a model Triton's own words.
+
+A little longer than others: a field, its bounds and the words of its fault are read together.
 """
 
 import copy
