@@ -22,7 +22,7 @@ SHARE: Final = 0.25
 LEAST_RUNS: Final = 4
 MOST_RUNS: Final = 48  # beyond, more of them found nothing better on the surfaces of the tests
 _LONG: Final = ((16, 3), (8, 2), (0, 1))  # from so many runs on, so many of them are long
-_COARSE: Final = 0.5  # of the short runs are laid out beforehand
+_COARSE: Final = 0.5  # of the short runs are laid out beforehand; or more, for all that are often right
 _LENGTHS: Final = (0.2, 0.4, 0.8, 1.6, 3.2)  # of correlation, in ranges of an axis
 _NOISES: Final = (1e-3, 1e-2, 5e-2)  # variance of a run against that of the surface
 _PASSES: Final = 2
@@ -114,7 +114,7 @@ def next_step(cells: Sequence[Cell], seen: Sequence[Seen], *, goal: Goal, is_bru
         start = max((cell for cell in cells if cell.setting == cells[0].setting), key=_load)
         return Step(cell=start, is_long=False, why="as found")
     if sum(not one.is_long for one in seen) < runs - long:
-        step = _short_step(cells, seen, goal=goal, coarse=max(2, round(_COARSE * (runs - long))))
+        step = _short_step(cells, seen, goal=goal, runs=runs - long)
         if step is not None:
             return step
     again = {one.cell for one in seen if one.is_long}
@@ -124,17 +124,16 @@ def next_step(cells: Sequence[Cell], seen: Sequence[Seen], *, goal: Goal, is_bru
     return Step(cell=max(candidates, key=lambda one: rank(one, goal)).cell, is_long=True, why="once more")
 
 
-def _short_step(cells: Sequence[Cell], seen: Sequence[Seen], *, goal: Goal, coarse: int) -> Step | None:
-    """A short run of something new, the first `coarse` of them far apart; None where nothing new may fit."""
+def _short_step(cells: Sequence[Cell], seen: Sequence[Seen], *, goal: Goal, runs: int) -> Step | None:
+    """One of `runs` short runs, of something new, the first of them far apart; None where nothing new may fit."""
     done = {one.cell for one in seen}
     left = [cell for cell in cells if cell not in done and _may_fit(cell, seen, goal)]
     if not left:
         return None
-    points = _points(cells)
-    if len(seen) >= coarse:
+    points, classics = _points(cells), _classics(cells)
+    if len(seen) >= max(2, round(_COARSE * runs), min(1 + len(classics), runs - 1)):
         return Step(cell=_promising(left, seen, points, goal), is_long=False, why="promising")
-    classics = [cell for cell in _classics(cells) if cell in left]
-    cell = _farthest(classics or left, [one.cell for one in seen], points)
+    cell = _farthest([cell for cell in classics if cell in left] or left, [one.cell for one in seen], points)
     return Step(cell=cell, is_long=False, why="far apart")
 
 
