@@ -17,6 +17,7 @@ from local_runtime.errors import (
     decoupled_needs_stream,
     stopping,
 )
+from local_runtime.executors.allocator import keep_freed_memory
 from local_runtime.executors.model_metrics import MetricRegistry
 from local_runtime.messages import (
     BatchExecuted,
@@ -124,6 +125,7 @@ class LocalRuntime:
         `index()` tells why. Raises ModelLoadError only if there is no such repository.
         `observer` is called on the event loop after every execution and must not block.
         """
+        keep_freed_memory()
         runtime = cls(repository, observer=observer, options=options or RuntimeOptions())
         if models is None and runtime._options.control_mode is ModelControl.EXPLICIT:
             models = ()

@@ -16,7 +16,6 @@ from typing import Protocol
 import threadpoolctl
 
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
-from local_runtime.executors import allocator
 from local_runtime.executors.faults import named, raised
 from local_runtime.scheduling.execution import Done, Executed
 from local_runtime.scheduling.stats import Compute
@@ -107,7 +106,6 @@ class Instance:
             del job, members, done, executed
 
     def _load_bounded(self) -> Model:
-        allocator.keep_freed_memory()
         model = self._load(threads=self._threads)
         # A model that uses torch has imported it by now; half of it may stand there while another thread does.
         set_num_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
