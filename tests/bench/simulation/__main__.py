@@ -75,23 +75,22 @@ class Setting:
         return Run(load=load, rate=rate, seconds=seconds, trace=trace, report=report, mean_batch=mean_batch)
 
     async def found(self, engine: Engine, config: Path, lengths: Lengths) -> tuple[LatencyCurve, list[Cell]]:
-        """All of its loads. The times are taken right before and right after the highest, which hangs on them most."""
+        """All of its loads. The times are taken right before and right after each: machines change their pace."""
         subject, name, seconds = self.subject, self.name, lengths.sizing_s
         before = await calibration.times_us(engine, subject, name, seconds=seconds)
         lone = await calibration.lone_us(engine, subject, name, alone_us=fmean(before[1]), seconds=4 * seconds)
-        capacity = cells.capacity(calibration.curve_of(subject, name, before, lone), name)
-        runs = [await self.measured(engine, LOADS[0], capacity=capacity, lengths=lengths)]
-        after = await calibration.times_us(engine, subject, name, seconds=seconds)
-        runs += [await self.measured(engine, load, capacity=capacity, lengths=lengths) for load in LOADS[1:]]
-        curve = calibration.curve_of(subject, name, calibration.together(before, after), lone)
-        drift = calibration.drift(before, after)
-        made = []
-        for run in runs:
+        every, made = before, []
+        for load in LOADS:
+            capacity = cells.capacity(calibration.curve_of(subject, name, before, lone), name)
+            run = await self.measured(engine, load, capacity=capacity, lengths=lengths)
+            after = await calibration.times_us(engine, subject, name, seconds=seconds)
+            curve = calibration.curve_of(subject, name, calibration.together(before, after), lone)
             predicted = await asyncio.to_thread(  # a simulation has a loop of its own
                 cells.predicted, self.of, curve, config, trace=run.trace, seconds=run.seconds
             )
-            made.append(self.cell(run, predicted, drift=drift))
-        return curve, made
+            made.append(self.cell(run, predicted, drift=calibration.drift(before, after)))
+            every, before = calibration.together(every, after), after
+        return calibration.curve_of(subject, name, every, lone), made
 
     def cell(self, run: Run, predicted: cells.Figures, *, drift: float) -> Cell:
         """Both halves."""
@@ -150,10 +149,10 @@ def main(  # noqa: PLR0917 - options, as typer declares them
     engine: Annotated[str | None, typer.Option(help=f"One of {', '.join(ENGINES)}; both where none is given.")] = None,
     model: Annotated[str | None, typer.Option(help=f"One of {', '.join(SUBJECTS)}; all where none is given.")] = None,
     setting: Annotated[str | None, typer.Option(help=f"One of {', '.join(SETTINGS)}; all where none is given.")] = None,
-    seconds: Annotated[float, typer.Option(help="Longest run.")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="Longest run.")] = 5.0,
     requests: Annotated[int, typer.Option(help="A run that has so many ends earlier.")] = 1500,
-    sizing: Annotated[float, typer.Option(help="Seconds of calibration for each size of a batch.")] = 0.8,
-    rounds: Annotated[int, typer.Option(help="The median of the errors of all rounds counts.")] = 1,
+    sizing: Annotated[float, typer.Option(help="Seconds of calibration for each size of a batch.")] = 0.4,
+    rounds: Annotated[int, typer.Option(help="The median of the errors of all rounds counts.")] = 3,
     output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("build/simulation"),
     add: Annotated[bool, typer.Option("--add", help="Rounds to those that the report there has.")] = False,
 ) -> None:

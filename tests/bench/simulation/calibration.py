@@ -27,7 +27,7 @@ from tests.bench.simulation.subjects import DELAY_US, SETTINGS, SIZES, UNBATCHED
 Times = Mapping[int, Sequence[float]]
 """Of batches, in microseconds, by rows."""
 
-BATCHES = 16  # of each size at least, beyond those that are not counted
+BATCHES = 8  # of each size at least, beyond those that are not counted
 NOT_COUNTED = 3
 CROWD = 3  # callers for each row: a batch runs, one waits, and one pauses
 PAUSE = 0.8  # of a batch at most: whoever pauses is back before there is a gap
