@@ -159,10 +159,11 @@ class BatcherAhead:
         requests, rows = first.requests, first.rows
         while self._delay_us and self._ahead and not first.is_closed:
             other = self._ahead[0]
-            is_due = now_us - other.requests[0].enqueued_us > self._delay_us
-            if other.is_closed or not is_due or rows + other.rows > self._max_rows:
+            if other.is_closed or now_us - other.requests[0].enqueued_us <= self._delay_us:
                 break
-            other.is_out = True
+            other.is_out = True  # whether it fits or not: one that does not stays as small as it is
+            if rows + other.rows > self._max_rows:
+                break
             requests = requests + self._ahead.popleft().requests
             rows += other.rows
         ids = tuple(request.id for request in requests)

@@ -90,6 +90,12 @@ def test_every_request_wakes_the_batcher_where_shapes_vary():
     assert sizes(played(policy(DELAY, dims=-1), ones(0, 6000, 12_000, 13_000, 14_000))) == [1, 4]
 
 
+def test_what_does_not_fit_into_the_payload_before_it_stays_as_it_is():
+    # four rows stand behind five when those leave: the last, which comes later, stays behind them
+    found = played(policy(DELAY, dims=-1), [(0, 1), (6000, 5), (12_000, 4), (41_000, 1)])
+    assert found == [(5000, (0,)), (25_000, (1,)), (45_000, (2,)), (65_000, (3,))]
+
+
 def test_a_lone_request_waits_the_delay():
     assert played(policy(DELAY), ones(1000)) == [(6000, (0,))]
 
