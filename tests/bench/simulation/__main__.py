@@ -1,8 +1,8 @@
 """The simulator against reality on this machine: `python -m tests.bench.simulation`.
 
 Two servers, three models, three settings, three loads. Each setting is calibrated, then measured under open traffic,
-and the same arrivals are simulated. One report has every cell: `report.html` and `report.json`. Not measured are the
-times while others use the machine's processors: where the drift is large, they did.
+and the same arrivals are simulated: with the calibrated times as they are, and with these at the pace that the server
+says it had in the run. One report has every cell: `report.html` and `report.json`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from gateway.tuning.report import Report
 from tests.bench.simulation import calibration, cells, page
 from tests.bench.simulation.book import Book
 from tests.bench.simulation.cells import LOADS, Cell
-from tests.bench.simulation.engines import ENGINES, Engine
+from tests.bench.simulation.engines import ENGINES, Counted, Engine
 from tests.bench.simulation.subjects import SETTINGS, SUBJECTS, Subject
 from tests.bench.simulation.summary import verdicts
 
@@ -54,7 +54,7 @@ class Run:
     seconds: float
     trace: tuple[float, ...]
     report: Report
-    mean_batch: float
+    counted: Counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,44 +71,47 @@ class Setting:
         rate = load * capacity
         seconds = lengths.of(rate)
         trace = cells.instants(rate, seed=1000 * self.number + round(100 * load), seconds=seconds)
-        report, mean_batch = await cells.measured(engine, self.subject, self.name, trace=trace, seconds=seconds)
-        return Run(load=load, rate=rate, seconds=seconds, trace=trace, report=report, mean_batch=mean_batch)
+        report, counted = await cells.measured(engine, self.subject, self.name, trace=trace, seconds=seconds)
+        return Run(load=load, rate=rate, seconds=seconds, trace=trace, report=report, counted=counted)
 
     async def found(self, engine: Engine, config: Path, lengths: Lengths) -> tuple[LatencyCurve, list[Cell]]:
         """All of its loads. The times are taken right before and right after each: machines change their pace."""
         subject, name, seconds = self.subject, self.name, lengths.sizing_s
-        before = await calibration.times_us(engine, subject, name, seconds=seconds)
-        lone = await calibration.lone_us(engine, subject, name, alone_us=fmean(before[1]), seconds=4 * seconds)
+        before = await calibration.measured(engine, subject, name, seconds=seconds)
+        lone = await calibration.lone_us(engine, subject, name, alone_us=fmean(before.times[1]), seconds=4 * seconds)
         every, made = before, []
         for load in LOADS:
-            capacity = cells.capacity(calibration.curve_of(subject, name, before, lone), name)
+            capacity = cells.capacity(calibration.curve_of(subject, name, before.times, lone), name)
             run = await self.measured(engine, load, capacity=capacity, lengths=lengths)
-            after = await calibration.times_us(engine, subject, name, seconds=seconds)
-            curve = calibration.curve_of(subject, name, calibration.together(before, after), lone)
-            predicted = await asyncio.to_thread(  # a simulation has a loop of its own
-                cells.predicted, self.of, curve, config, trace=run.trace, seconds=run.seconds
+            after = await calibration.measured(engine, subject, name, seconds=seconds)
+            around = calibration.together(before, after)
+            curve = calibration.curve_of(subject, name, around.times, lone)
+            pace = calibration.pace(run.counted, around)
+            made.append(
+                Cell(
+                    engine=self.of,
+                    model=subject.name,
+                    setting=name,
+                    load=load,
+                    round=self.number,
+                    rate=run.rate,
+                    seconds=run.seconds,
+                    requests=run.report.whole.sent,
+                    drift=calibration.drift(before, after),
+                    pace=pace,
+                    wrong=cells.wrong(run.report),
+                    measured=cells.figures(run.report, run.counted.mean_batch),
+                    predicted=await self.predicted(calibration.paced(curve, pace), config, run),
+                    calibrated=await self.predicted(curve, config, run),
+                    notes=run.report.notes,
+                )
             )
-            made.append(self.cell(run, predicted, drift=calibration.drift(before, after)))
             every, before = calibration.together(every, after), after
-        return calibration.curve_of(subject, name, every, lone), made
+        return calibration.curve_of(subject, name, every.times, lone), made
 
-    def cell(self, run: Run, predicted: cells.Figures, *, drift: float) -> Cell:
-        """Both halves."""
-        return Cell(
-            engine=self.of,
-            model=self.subject.name,
-            setting=self.name,
-            load=run.load,
-            round=self.number,
-            rate=run.rate,
-            seconds=run.seconds,
-            requests=run.report.whole.sent,
-            drift=drift,
-            wrong=cells.wrong(run.report),
-            measured=cells.figures(run.report, run.mean_batch),
-            predicted=predicted,
-            notes=run.report.notes,
-        )
+    async def predicted(self, curve: LatencyCurve, config: Path, run: Run) -> cells.Figures:
+        """The same arrivals, simulated: in a thread, for a simulation has a loop of its own."""
+        return await asyncio.to_thread(cells.predicted, self.of, curve, config, trace=run.trace, seconds=run.seconds)
 
 
 async def model_measured(book: Book, of: str, subject: Subject, settings: Sequence[str], lengths: Lengths) -> None:
@@ -133,7 +136,8 @@ def tell(cell: Cell) -> None:
     off = "  ".join(f"{name} {getattr(cell.measured, name):9,.2f} {error:+7.1%}" for name, error in cell.errors.items())
     batches = f"batch {cell.measured.mean_batch:.2f} {cell.predicted.mean_batch:.2f}"
     name = " ".join(f"{one:<12}" for one in cell.name)
-    console.print(f"{name} {cell.rate:8.1f}/s  {off}  {batches}  drift {cell.drift:+.1%}  {page.verdict(cell.holds)}")
+    moved = f"drift {cell.drift:+.1%} pace {cell.pace:.3f}"
+    console.print(f"{name} {cell.rate:8.1f}/s  {off}  {batches}  {moved}  {page.verdict(cell.holds)}")
 
 
 def todo(engine: str | None, model: str | None, rounds: int) -> Iterator[tuple[str, Subject]]:
@@ -177,8 +181,10 @@ def main(  # noqa: PLR0917 - options, as typer declares them
         errors = (f"{error:+.1%}" for error in one.errors.values())
         table.add_row(*one.name, str(one.rounds), *errors, page.verdict(one.holds))
     console.print(table)
-    good = sum(one.holds for one in found)
-    console.print(f"{good} of {len(found)} cells hold; {time.monotonic() - begun:.0f} s; {output / 'report.html'}")
+    good, calibrated = sum(one.holds for one in found), sum(one.calibrated_holds for one in found)
+    console.print(f"by the calibrated times as they are {calibrated} of {len(found)} cells hold")
+    console.print(f"at the pace of each run {good} of {len(found)}; {output / 'report.html'}")
+    console.print(f"{time.monotonic() - begun:.0f} s")
     raise typer.Exit(int(good < len(found) or bool(book.notes)))
 
 

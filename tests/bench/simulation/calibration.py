@@ -4,6 +4,9 @@ Nothing of a run that is predicted is in it. Batches of each size run one after 
 times as many callers as a batch has rows, each of which pauses for a part of a batch before it asks again: what it
 costs to take and to answer requests while the model computes is in the times, as it is near capacity. The way is what
 a lone request takes beyond the time of a batch of one and the delay.
+
+Machines change their pace from one second to the next. What a server says of its own computing tells by how much: the
+`pace` of a run is what its batches took, beside what batches of their sizes took in the calibration.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from gateway.tuning.curves import LatencyCurve
@@ -21,11 +24,20 @@ from gateway.tuning.load import runner
 from gateway.tuning.load.outcomes import Outcome, Target
 from gateway.tuning.report import OK
 from gateway.tuning.traffic import TrafficClass
-from tests.bench.simulation.engines import Engine
+from tests.bench.simulation.engines import Counted, Engine
 from tests.bench.simulation.subjects import DELAY_US, SETTINGS, SIZES, UNBATCHED, Subject
 
 Times = Mapping[int, Sequence[float]]
 """Of batches, in microseconds, by rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Batches by rows: how long each took, seen from outside, and what the server says that their computing took."""
+
+    times: Times
+    computed_us: Times
+
 
 BATCHES = 8  # of each size at least, beyond those that are not counted
 NOT_COUNTED = 3
@@ -81,18 +93,30 @@ def sizes(setting: str) -> tuple[int, ...]:
     return SIZES[:1] if setting == UNBATCHED else SIZES
 
 
-async def times_us(engine: Engine, subject: Subject, setting: str, *, seconds: float) -> Times:
+async def measured(engine: Engine, subject: Subject, setting: str, *, seconds: float) -> Measured:
     """By size, all of them together as long as for four sizes."""
     gc.collect()  # what simulations left; the same before each run that is measured
     each_s = seconds * len(SIZES) / len(sizes(setting))
-    return {
-        rows: await batches_us(await engine.target(subject.full(rows)), rows, seconds=each_s) for rows in sizes(setting)
-    }
+    times, computed = {}, {}
+    for rows in sizes(setting):
+        name = subject.full(rows)
+        before = await engine.counted(name)
+        times[rows] = await batches_us(await engine.target(name), rows, seconds=each_s)
+        counted = (await engine.counted(name)).since(before)
+        computed[rows] = [counted.compute_us / counted.requests]
+    return Measured(times=times, computed_us=computed)
 
 
-def drift(before: Times, after: Times) -> float:
+def drift(before: Measured, after: Measured) -> float:
     """Of the size whose mean time changed most; 0.1: it takes a tenth longer than before."""
-    return max((fmean(after[rows]) / fmean(before[rows]) - 1 for rows in after), key=abs)
+    return max((fmean(after.times[rows]) / fmean(before.times[rows]) - 1 for rows in after.times), key=abs)
+
+
+def pace(run: Counted, around: Measured) -> float:
+    """How many times as long a run's batches took as those of their sizes in the calibration, by the server's count."""
+    curve = LatencyCurve(model="", compute_us={rows: (fmean(times),) for rows, times in around.computed_us.items()})
+    expected_us = sum(count * rows * curve.mean_us(rows) for rows, count in run.batch_sizes.items())
+    return run.compute_us / expected_us
 
 
 async def lone_us(engine: Engine, subject: Subject, setting: str, *, alone_us: float, seconds: float) -> list[float]:
@@ -104,9 +128,19 @@ async def lone_us(engine: Engine, subject: Subject, setting: str, *, alone_us: f
     return timed.took_us[NOT_COUNTED:]
 
 
-def together(before: Times, after: Times) -> Times:
-    """The samples of two calibrations."""
-    return {rows: [*before[rows], *after[rows]] for rows in after}
+def together(before: Measured, after: Measured) -> Measured:
+    """Two calibrations as one."""
+
+    def both(one: Times, other: Times) -> Times:
+        return {rows: [*one[rows], *other[rows]] for rows in other}
+
+    return Measured(times=both(before.times, after.times), computed_us=both(before.computed_us, after.computed_us))
+
+
+def paced(curve: LatencyCurve, pace: float) -> LatencyCurve:
+    """The same where all computing takes `pace` times as long."""
+    scaled = {rows: tuple(pace * one for one in times) for rows, times in curve.compute_us.items()}
+    return replace(curve, compute_us=scaled)
 
 
 def curve_of(subject: Subject, setting: str, times: Times, lone: Sequence[float]) -> LatencyCurve:

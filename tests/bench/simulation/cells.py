@@ -14,7 +14,7 @@ from gateway.tuning.report import OK, Report
 from gateway.tuning.simulation.run import simulate
 from gateway.tuning.simulation.world import parse_world
 from gateway.tuning.traffic import TrafficClass, arrivals
-from tests.bench.simulation.engines import Engine
+from tests.bench.simulation.engines import Counted, Engine
 from tests.bench.simulation.subjects import MAX_BATCH_SIZE, SETTINGS, Subject
 
 WARMUP_S: Final = 1.0
@@ -40,8 +40,10 @@ class Cell:
     """A cell in one round.
 
     Attributes:
-        drift: by how much the times of batches after the run at the highest load differed from those before it, of
-            the size that did most.
+        drift: by how much the times of batches after the run differed from those before it, of the size that did most.
+        pace: how many times as long the run's own batches took as those of the calibration, by the server's count.
+        predicted: with the calibrated times at the run's pace.
+        calibrated: with the calibrated times as they are.
         wrong: ends other than right answers.
         notes: of the measured run.
     """
@@ -55,9 +57,11 @@ class Cell:
     seconds: float
     requests: int
     drift: float
+    pace: float
     wrong: Mapping[str, int]
     measured: Figures
     predicted: Figures
+    calibrated: Figures
     notes: Sequence[str] = ()
 
     @property
@@ -73,7 +77,15 @@ class Cell:
     @property
     def errors(self) -> dict[str, float]:
         """By figure: how far the prediction is off, as a share of what was measured."""
-        return {name: getattr(self.predicted, name) / getattr(self.measured, name) - 1 for name in BOUNDS}
+        return self._errors(self.predicted)
+
+    @property
+    def calibrated_errors(self) -> dict[str, float]:
+        """The same of the calibrated times as they are."""
+        return self._errors(self.calibrated)
+
+    def _errors(self, figures: Figures) -> dict[str, float]:
+        return {name: getattr(figures, name) / getattr(self.measured, name) - 1 for name in BOUNDS}
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "errors": self.errors, "holds": self.holds}
@@ -82,7 +94,7 @@ class Cell:
 def parse_cell(given: Mapping[str, Any]) -> Cell:
     """Out of `as_json`."""
     kept = {name: value for name, value in given.items() if name not in ("errors", "holds")}
-    halves = {half: Figures(**given[half]) for half in ("measured", "predicted")}
+    halves = {half: Figures(**given[half]) for half in ("measured", "predicted", "calibrated")}
     return Cell(**kept | halves | {"notes": tuple(given["notes"])})
 
 
@@ -104,16 +116,15 @@ def instants(rate: float, *, seed: int, seconds: float) -> tuple[float, ...]:
 
 async def measured(
     engine: Engine, subject: Subject, setting: str, *, trace: tuple[float, ...], seconds: float
-) -> tuple[Report, float]:
-    """The run, and its mean batch, warm-up included."""
+) -> tuple[Report, Counted]:
+    """The run, and what the server counted in it, warm-up included."""
     name = subject.served(setting)
     target = await engine.target(name)
-    rows, executions = await engine.counted(name)
+    before = await engine.counted(name)
     traffic = TrafficClass(trace=trace)
     gc.collect()
     report = await runner.run(target, [traffic], duration_s=seconds, warmup_s=WARMUP_S, grace_s=GRACE_S)
-    rows_after, executions_after = await engine.counted(name)
-    return report, (rows_after - rows) / max(1, executions_after - executions)
+    return report, (await engine.counted(name)).since(before)
 
 
 def predicted(engine: str, curve: LatencyCurve, config: Path, *, trace: tuple[float, ...], seconds: float) -> Figures:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,14 +23,37 @@ LOAD_S = 120
 EXIT_S = 15  # of seven processes with models, on a busy machine
 
 
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What a server says of a model by itself: every request's computing, in microseconds, and executions by rows."""
+
+    requests: int
+    compute_us: int
+    batch_sizes: Mapping[int, int]
+
+    def since(self, before: "Counted") -> "Counted":
+        """By how much it has grown."""
+        grown = {rows: count - before.batch_sizes.get(rows, 0) for rows, count in self.batch_sizes.items()}
+        return Counted(
+            requests=self.requests - before.requests,
+            compute_us=self.compute_us - before.compute_us,
+            batch_sizes={rows: count for rows, count in grown.items() if count},
+        )
+
+    @property
+    def mean_batch(self) -> float:
+        """Rows an execution."""
+        return self.requests / max(1, sum(self.batch_sizes.values()))
+
+
 class Engine(Protocol):
-    """A server with the models of one subject."""
+    """A server with the models of one subject, each asked for one row at a time."""
 
     async def target(self, model: str) -> Target:
         """Who asks the model for one row."""
 
-    async def counted(self, model: str) -> tuple[int, int]:
-        """Rows and executions so far."""
+    async def counted(self, model: str) -> Counted:
+        """So far."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +77,14 @@ class Local:
     async def target(self, model: str) -> Target:
         return LocalTarget(self.runtime, InferRequest(model=model, inputs=self.subject.inputs))
 
-    async def counted(self, model: str) -> tuple[int, int]:
+    async def counted(self, model: str) -> Counted:
         (one,) = self.runtime.statistics(model)
-        return one.inference_count, one.execution_count
+        parts = (one.compute_input, one.compute_infer, one.compute_output)
+        return Counted(
+            requests=one.success.count,
+            compute_us=sum(part.total_us for part in parts),
+            batch_sizes={rows: batch.compute_infer.count for rows, batch in one.batch_stats.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -67,9 +95,13 @@ class Triton:
     async def target(self, model: str) -> Target:
         return await self.clients.target(Ask(grpc=self.grpc, tensor=model, length=TOKENS), TrafficClass(concurrency=1))
 
-    async def counted(self, model: str) -> tuple[int, int]:
+    async def counted(self, model: str) -> Counted:
         (one,) = [one for one in await self.clients.figures(self.grpc) if one.model == model]
-        return one.inferences, one.executions
+        return Counted(
+            requests=one.requests,
+            compute_us=one.compute_input_us + one.compute_infer_us + one.compute_output_us,
+            batch_sizes=one.batch_sizes,
+        )
 
 
 @contextlib.asynccontextmanager

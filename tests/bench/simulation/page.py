@@ -9,7 +9,8 @@ from tests.bench.simulation.summary import Verdict
 
 HEADINGS = (
     *("server", "model", "setting", "load", "round", "holds", "rate/s", "requests"),
-    *("answered/s", "off by", "p50 ms", "off by", "p99 ms", "off by", "mean batch", "drift"),
+    *("answered/s", "off by", "p50 ms", "off by", "p99 ms", "off by", "mean batch", "drift", "pace"),
+    *("calibrated: p50 off by", "p99 off by"),
 )
 
 
@@ -18,31 +19,39 @@ def verdict(holds: bool) -> str:
     return "yes" if holds else "NO"
 
 
+def told_error(name: str, error: float) -> str:
+    """Marked where it is out of bounds."""
+    return f"{error:+.1%}{'' if abs(error) <= BOUNDS[name] else ' !'}"
+
+
 def row(cell: Cell) -> list[str]:
     """A cell's words."""
     told = []
     for name, error in cell.errors.items():
         both = (f"{getattr(one, name):,.{1 if name == 'qps' else 2}f}" for one in (cell.measured, cell.predicted))
-        told += [" | ".join(both), f"{error:+.1%}{'' if abs(error) <= BOUNDS[name] else ' !'}"]
+        told += [" | ".join(both), told_error(name, error)]
     return [
         *(cell.engine, cell.model, cell.setting, f"{cell.load:.0%}", str(cell.round + 1)),
         *(verdict(cell.holds), f"{cell.rate:.1f}", f"{cell.requests:,}"),
         *told,
         " | ".join(f"{one.mean_batch:.2f}" for one in (cell.measured, cell.predicted)),
         f"{cell.drift:+.1%}",
+        f"{cell.pace:.3f}",
+        *(told_error(name, cell.calibrated_errors[name]) for name in ("p50", "p99")),
     ]
 
 
 def html(cells: Sequence[Cell], verdicts: Sequence[Verdict], *, machine: str, notes: Sequence[str]) -> str:
     """The page."""
     bounds = ", ".join(f"{name} within {bound:.0%}" for name, bound in BOUNDS.items())
-    good = sum(one.holds for one in verdicts)
+    good, calibrated = sum(one.holds for one in verdicts), sum(one.calibrated_holds for one in verdicts)
     head = (
         f"<p class=setting>{escape(machine)}</p><p class=setting>Each cell is held to: {bounds}. Open Poisson traffic; "
         "the simulation has the same instants. The load is a share of what the calibrated times allow. "
-        "Drift: by how much the times of batches after the run at the highest load differed from those before it, of "
-        "the size that did most: others used the processors. "
-        f"</p><p><b>{good} of {len(verdicts)} cells hold</b> (each by the median of its rounds).</p>"
+        "Drift: by how much the times of batches after the run differed from those before it, of the size that did "
+        "most. Pace: how many times as long batches took in the run as in the calibration, by the server's own count. "
+        f"</p><p><b>{good} of {len(verdicts)} cells hold</b> at the pace of their runs (each by the median of its "
+        f"rounds), {calibrated} by the calibrated times as they are.</p>"
     )
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)
     medians = [

@@ -1,12 +1,15 @@
 """The report of `python -m tests.bench.simulation`: what holds, what is kept, and that nothing is hidden."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gateway.tuning.curves import LatencyCurve
 from tests.bench.simulation.book import Book
-from tests.bench.simulation.calibration import curve_of
+from tests.bench.simulation.calibration import Measured, curve_of, pace, paced
 from tests.bench.simulation.cells import Cell, Figures, capacity, instants
+from tests.bench.simulation.engines import Counted
 from tests.bench.simulation.subjects import SUBJECTS
 from tests.bench.simulation.summary import verdicts
 
@@ -23,9 +26,11 @@ def cell(*, p50: float = 10.0, number: int = 0, wrong: int = 0, load: float = 0.
         seconds=15.0,
         requests=1500,
         drift=0.01,
+        pace=1.0,
         wrong={"unavailable": wrong} if wrong else {},
         measured=Figures(qps=100.0, p50=10.0, p99=20.0, mean_batch=2.0),
         predicted=Figures(qps=100.0, p50=p50, p99=20.0, mean_batch=2.0),
+        calibrated=Figures(qps=100.0, p50=2 * p50, p99=20.0, mean_batch=2.0),
     )
 
 
@@ -44,6 +49,7 @@ def cell(*, p50: float = 10.0, number: int = 0, wrong: int = 0, load: float = 0.
 def test_a_cell_holds_by_the_median_of_its_rounds_and_if_all_was_answered(found: list[Cell], holds: bool):
     (verdict,) = verdicts(found)
     assert verdict.holds is holds
+    assert not verdict.calibrated_holds
     assert verdict.rounds == len(found)
 
 
@@ -73,6 +79,16 @@ def test_the_way_is_what_a_lone_request_takes_beyond_its_batch_and_the_delay():
     assert set(curve.overhead_us) == {300.0}
     assert capacity(curve, "delay 5 ms") == pytest.approx(8 / 0.012)
     assert capacity(curve, "unbatched") == pytest.approx(200)
+
+
+def test_the_pace_is_what_batches_took_beside_those_of_their_sizes():
+    around = Measured(times={1: [1.0], 8: [1.0]}, computed_us={1: [4900.0, 5100.0], 8: [12_000.0]})
+    counted = Counted(requests=20, compute_us=0, batch_sizes={1: 4, 8: 2})
+    expected_us = 4 * 5000 + 2 * 8 * 12_000  # each request of a batch has all of its computing
+    assert pace(replace(counted, compute_us=expected_us), around) == pytest.approx(1)
+    assert pace(replace(counted, compute_us=2 * expected_us), around) == pytest.approx(2)
+    slow = paced(LatencyCurve(model="m", compute_us={1: (10.0, 20.0)}, overhead_us=(7.0,)), 1.5)
+    assert (slow.compute_us, slow.overhead_us) == ({1: (15.0, 30.0)}, (7.0,))
 
 
 def test_arrivals_are_those_of_their_seed():
