@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -78,7 +77,7 @@ class Setting:
         """All of its loads. The times are taken right before and right after each: machines change their pace."""
         subject, name, seconds = self.subject, self.name, lengths.sizing_s
         before = await calibration.measured(engine, subject, name, seconds=seconds)
-        lone = await calibration.lone_us(engine, subject, name, alone_us=fmean(before.times[1]), seconds=4 * seconds)
+        lone = await calibration.lone(engine, subject, name, before, seconds=4 * seconds)
         every, made = before, []
         for load in LOADS:
             capacity = cells.capacity(calibration.curve_of(subject, name, before.times, lone), name)

@@ -119,13 +119,24 @@ def pace(run: Counted, around: Measured) -> float:
     return run.compute_us / expected_us
 
 
-async def lone_us(engine: Engine, subject: Subject, setting: str, *, alone_us: float, seconds: float) -> list[float]:
-    """What requests that meet nobody take under a setting."""
-    timed = Timed(await engine.target(subject.served(setting)))
-    rate = min(LONE_RATE, LONE_SHARE * 1e6 / (alone_us + DELAY_US))
+@dataclass(frozen=True, kw_only=True)
+class Lone:
+    """What requests that meet nobody take, and the pace of that run: a machine that is mostly idle wakes up slowly."""
+
+    took_us: Sequence[float]
+    pace: float
+
+
+async def lone(engine: Engine, subject: Subject, setting: str, before: Measured, *, seconds: float) -> Lone:
+    """Under a setting, right after a calibration."""
+    name = subject.served(setting)
+    timed = Timed(await engine.target(name))
+    rate = min(LONE_RATE, LONE_SHARE * 1e6 / (fmean(before.times[1]) + DELAY_US))
     traffic = TrafficClass(rate=rate, arrivals="constant")
+    counted = await engine.counted(name)
     await runner.run(timed, [traffic], duration_s=max(seconds, (LONE + NOT_COUNTED + 1) / rate))
-    return timed.took_us[NOT_COUNTED:]
+    counted = (await engine.counted(name)).since(counted)
+    return Lone(took_us=timed.took_us[NOT_COUNTED:], pace=pace(counted, before))
 
 
 def together(before: Measured, after: Measured) -> Measured:
@@ -143,11 +154,11 @@ def paced(curve: LatencyCurve, pace: float) -> LatencyCurve:
     return replace(curve, compute_us=scaled)
 
 
-def curve_of(subject: Subject, setting: str, times: Times, lone: Sequence[float]) -> LatencyCurve:
+def curve_of(subject: Subject, setting: str, times: Times, lone: Lone) -> LatencyCurve:
     """Out of the times of batches, and of lone requests."""
     compute = {rows: tuple(sorted(times[rows])) for rows in sizes(setting)}
-    plain = LatencyCurve(model=subject.name, compute_us=compute)
-    alone = LatencyCurve(model="alone", compute_us={1: tuple(sorted(lone))})
+    plain = paced(LatencyCurve(model=subject.name, compute_us=compute), lone.pace)
+    alone = LatencyCurve(model="alone", compute_us={1: tuple(sorted(lone.took_us))})
     delay_us = SETTINGS[setting][1]
     shares = [(step + 0.5) / WAYS for step in range(WAYS)]
     # Share by share, for the slow ones of both are slow for the same reason: somebody else had the processor.

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.tuning.curves import LatencyCurve
 from tests.bench.simulation.book import Book
-from tests.bench.simulation.calibration import Measured, curve_of, pace, paced
+from tests.bench.simulation.calibration import Lone, Measured, curve_of, pace, paced
 from tests.bench.simulation.cells import Cell, Figures, capacity, instants
 from tests.bench.simulation.engines import Counted
 from tests.bench.simulation.subjects import SUBJECTS
@@ -56,7 +56,7 @@ def test_a_cell_holds_by_the_median_of_its_rounds_and_if_all_was_answered(found:
 def test_rounds_are_added_to_what_a_folder_has_and_all_are_told(tmp_path: Path):
     first = Book(tmp_path, adds=False)
     first.cells += [cell(p50=25.0), cell(load=0.95)]
-    first.curves.append(curve_of(SUBJECTS["fixed"], "unbatched", {1: [5000.0]}, [5200.0]))
+    first.curves.append(curve_of(SUBJECTS["fixed"], "unbatched", {1: [5000.0]}, Lone(took_us=[5200.0], pace=1.0)))
     first.notes.append("triton, fixed: not all was measured")
     first.write()
     again = Book(tmp_path, adds=True)
@@ -75,7 +75,7 @@ def test_rounds_are_added_to_what_a_folder_has_and_all_are_told(tmp_path: Path):
 
 def test_the_way_is_what_a_lone_request_takes_beyond_its_batch_and_the_delay():
     times = {1: [5000.0], 2: [6000.0], 4: [8000.0], 8: [12_000.0]}
-    curve = curve_of(SUBJECTS["fixed"], "delay 5 ms", times, [10_300.0])
+    curve = curve_of(SUBJECTS["fixed"], "delay 5 ms", times, Lone(took_us=[10_800.0], pace=1.1))
     assert set(curve.overhead_us) == {300.0}
     assert capacity(curve, "delay 5 ms") == pytest.approx(8 / 0.012)
     assert capacity(curve, "unbatched") == pytest.approx(200)
