@@ -55,10 +55,22 @@ def html(cells: Sequence[Cell], verdicts: Sequence[Verdict], *, machine: str, no
     )
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)
     medians = [
-        [*one.name, str(one.rounds), *(f"{one.errors[name]:+.1%}" for name in BOUNDS), verdict(one.holds)]
+        [
+            *(*one.name, str(one.rounds), *(f"{one.errors[name]:+.1%}" for name in BOUNDS)),
+            *(verdict(one.holds), verdict(one.calibrated_holds)),
+        ]
         for one in verdicts
     ]
-    names = ("server", "model", "setting", "load", "rounds", *(f"{name} off by" for name in BOUNDS), "holds")
+    names = (
+        "server",
+        "model",
+        "setting",
+        "load",
+        "rounds",
+        *(f"{name} off by" for name in BOUNDS),
+        "holds",
+        "as calibrated",
+    )
     rounds = {cell.round for cell in cells}
     parts = [
         head,
