@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from gateway.core.rules import Rule, check_models, check_targets, parse_rules
@@ -33,6 +32,7 @@ from gateway.settings.recall import RecallSettings
 from gateway.settings.redis import RedisSettings
 from gateway.settings.section import Section
 from gateway.settings.traces import TracesSettings
+from gateway.settings.yaml_text import YamlFault, read_with_nodes
 
 __all__ = [
     "AdminSettings",
@@ -170,10 +170,9 @@ def load_settings(path: Path) -> Settings:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        document, node = read_with_nodes(text)
+    except YamlFault as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(document, Mapping):
         raise ConfigError(f"{path}: must be a mapping of sections")
     try:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.settings.yaml_text import read_yaml
 from gateway.tuning.load.asks import Ask, AskError, task_rows
 from gateway.tuning.load.recorded import instants
 from gateway.tuning.traffic import TrafficClass, TrafficError, parse_class
@@ -33,10 +33,10 @@ def read(path: Path, *, url: str, key: str, environ: Mapping[str, str]) -> list[
     `AskError` or `TrafficError`.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AskError(f"traffic: {path}: {error.strerror}") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except ValueError as error:  # what is no YAML, or no text
         raise AskError(f"traffic: {path}: {error}") from error
     classes = document.get("classes") if isinstance(document, dict) else None
     if not isinstance(classes, list) or not classes or set(document) != {"classes"}:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
 import orjson
-import yaml
 from pydantic import Field, ValidationError
 
 from gateway.core.rules import ANY, Rule, check_targets, parse_rules
@@ -22,6 +21,7 @@ from gateway.core.types import Limit
 from gateway.settings.access import LimitSettings
 from gateway.settings.faults import fault_words
 from gateway.settings.section import Section
+from gateway.settings.yaml_text import YamlFault, read_yaml
 from gateway.tuning.curves import CurveError, LatencyCurve, parse_curve
 from gateway.tuning.simulation.models import SimulatedModel, configured
 from gateway.tuning.traffic import TrafficClass, TrafficError, check_amount, parse_class
@@ -126,11 +126,13 @@ class World:
 def load_document(path: Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file. Raises `WorldError`."""
     try:
-        found = yaml.safe_load(path.read_text())
+        found = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WorldError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the second: a date or a number that is none
-        raise WorldError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except YamlFault as error:
+        raise WorldError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise WorldError(f"{path}: no text: {error}") from error
     if not isinstance(found, dict):
         raise WorldError(f"{path}: must be a mapping of sections")
     return found
