@@ -1,6 +1,7 @@
 """HTTP/1.1 for those who ask very often: prebuilt requests over kept connections, on asyncio's protocols and httptools.
 
 A connection carries one exchange at a time. Nothing is asked twice, no redirect is followed, nothing is decompressed.
+What is kept of answers is bounded: whoever sends more is cut off.
 """
 
 import asyncio
@@ -18,10 +19,15 @@ from gateway.tuning.load.outcomes import (
     CONNECTION_FAILED,
     CONNECTION_REFUSED,
     NOT_HTTP,
+    TOO_LARGE,
     TRUNCATED,
 )
 
 CONNECT_TIMEOUT_S: Final = 5.0
+HEAD_BYTES: Final = 256 * 1024  # until the end of an answer's head, interim answers included
+ANSWER_BYTES: Final = 64 * 2**20  # of one answer: embeddings of a thousand texts are 3 MiB
+HELD_BYTES: Final = 2**30  # of all answers under way to one address
+_PART_BYTES: Final = 128  # that a part takes beside its own, in lists: an answer may come byte by byte
 _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _KEPT: Final = _LENGTHS | {
     b"content-type",
@@ -69,6 +75,7 @@ class Wire(asyncio.Protocol):
         self._answer: Answer | None = None
         self._waiter: asyncio.Future[Answer] | None = None
         self._has_head = self._is_bounded = self._is_heard = self._has_left = False
+        self._taken = 0  # bytes of the answer under way
 
     async def exchange(self, request: bytes) -> Answer:
         """The answer to a request. Cancelling it closes the connection."""
@@ -86,12 +93,34 @@ class Wire(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once."""
         self.is_usable = False
+        self._pool.held -= self._taken
+        self._taken = 0
         self._answer = self._waiter = None
         if self._transport is not None:
             self._transport.abort()
 
+    @property
+    def _is_too_large(self) -> bool:
+        most = ANSWER_BYTES if self._has_head else HEAD_BYTES
+        return self._taken > most or self._pool.held > HELD_BYTES
+
+    def _take(self, count: int) -> None:
+        self._taken += count
+        self._pool.held += count
+
+    def _refuse(self, trouble: str) -> None:
+        """The answer is none, what has come of it is dropped, and the connection with it."""
+        self.is_usable = False
+        if self._answer is not None:
+            self._answer.parts.clear()
+            self._answer.at.clear()
+        self._end(trouble)
+        self.abort()
+
     def _end(self, trouble: str = "") -> None:
         answer, waiter = self._answer, self._waiter
+        self._pool.held -= self._taken
+        self._taken = 0
         self._answer = self._waiter = None
         if answer is None or waiter is None:
             return
@@ -112,12 +141,13 @@ class Wire(asyncio.Protocol):
             self.abort()
             return
         self._is_heard = True
+        self._take(len(data))
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.is_usable = False
-            self._end(NOT_HTTP)
-            self.abort()
+            self._refuse(NOT_HTTP)
+        if self._answer is not None and self._is_too_large:
+            self._refuse(TOO_LARGE)
 
     def eof_received(self) -> bool:
         """An answer without a length ends with its connection."""
@@ -158,6 +188,7 @@ class Wire(asyncio.Protocol):
         if self._answer is not None:
             self._answer.parts.append(part)
             self._answer.at.append(time.monotonic())
+            self._take(_PART_BYTES)
 
     def on_message_complete(self) -> None:
         """The answer is whole, or an interim one is over."""
@@ -176,12 +207,14 @@ class HttpPool:
     Attributes:
         waited: exchanges that had to.
         opened: connections made so far.
+        held: bytes of the answers that are under way.
     """
 
     def __init__(self, host: str, port: int, *, is_tls: bool = False, limit: int = 1000) -> None:
         self.loop = asyncio.get_running_loop()
         self.waited = 0
         self.opened = 0
+        self.held = 0
         self._host, self._port = host, port
         self._tls = ssl.create_default_context() if is_tls else None
         self._limit = limit

@@ -14,6 +14,7 @@ Judge = Callable[[Answer], Outcome]
 
 GOOD: Final = 200
 WHOLE_BYTES: Final = 64 * 1024  # a larger JSON body is looked at by its ends: to parse it would keep others waiting
+JSON_BYTES: Final = 4 * 2**20  # read of any answer: a document may take twenty times as much once it is read
 _DONE: Final = b"[DONE]"
 
 
@@ -151,6 +152,8 @@ def _is_repeated(answer: Answer) -> bool:
 
 
 def _json(text: bytes) -> Any:
+    if len(text) > JSON_BYTES:
+        return None
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

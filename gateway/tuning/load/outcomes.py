@@ -12,6 +12,7 @@ CONNECT_TIMEOUT: Final = "connect_timeout"
 CONNECTION_CLOSED: Final = "connection_closed"
 TRUNCATED: Final = "truncated"
 NOT_HTTP: Final = "not_http"
+TOO_LARGE: Final = "too_large"
 WRONG_ANSWER: Final = "wrong_answer"
 
 NEVER_REACHED: Final = frozenset({CONNECTION_REFUSED, CONNECTION_FAILED, CONNECT_TIMEOUT})
@@ -23,6 +24,7 @@ WORDS: Final = {
     CONNECTION_CLOSED: "the connection ended before any of the answer came",
     TRUNCATED: "it ended in the middle of the answer; of a stream also: it ended without `[DONE]`",
     NOT_HTTP: "what came is not HTTP",
+    TOO_LARGE: "more came than 256 KiB of a head, 64 MiB of an answer, or 1 GiB of all that were under way",
     WRONG_ANSWER: "the status is good, the answer is not one",
 }
 """The codes that are ours, for readers. Beside them: an error code of the gateway, `http_STATUS`, `grpc_CODE`."""

@@ -17,6 +17,7 @@ from gateway.tuning.report import ServerReport
 
 COLLECTED_S: Final = 1.2  # a gateway reads its servers' counters once a second (`gateway.health.INTERVAL_S`)
 TIMEOUT_S: Final = 5.0
+PAGE_BYTES: Final = 16 * 2**20  # of a gateway with thousands of replicas
 
 
 class Statistics(Protocol):
@@ -72,17 +73,31 @@ class GatewayStatistics:
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - slow to import
 
         try:
-            async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as http:
-                page = (await http.get(self._url)).raise_for_status().text
+            page = await self._page()
             samples = [
                 Sample(name=one.name, labels=one.labels, value=one.value)
                 for family in text_string_to_metric_families(page)
                 if family.name.startswith("gateway_model_")
                 for one in family.samples
             ]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
             raise AskError(f"ops-url: no metrics at {self._url}") from error
         return Look(at_s=at_s, samples=samples)
+
+    async def _page(self) -> str:
+        """The whole page. Raises ValueError for more than `PAGE_BYTES`, and TimeoutError for one that does not end."""
+        page = bytearray()
+        plain = {"accept-encoding": "identity"}
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            httpx.AsyncClient(trust_env=False) as http,
+            http.stream("GET", self._url, headers=plain) as answer,
+        ):
+            async for part in answer.raise_for_status().aiter_raw():
+                page += part
+                if len(page) > PAGE_BYTES:
+                    raise ValueError("too long")
+        return page.decode()
 
 
 def grown(before: Sequence[ModelFigures], after: Sequence[ModelFigures], *, backend: str) -> list[ServerReport]:

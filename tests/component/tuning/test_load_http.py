@@ -69,8 +69,11 @@ CHAT = {"chat": "hello"}
         ([head(200, {"content-length": "100"}) + b"{", FIN], "truncated"),
         ([head(200, {"transfer-encoding": "chunked"}), chunk(b"{"), RST], "truncated"),
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "not_http"),
+        ([b"\x00\xff" * 1000, HOLD], "not_http"),
         ([b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n"], "not_http"),
         ([HOLD], "unfinished"),
+        ([b"HTTP/1.1 200 OK\r\nx: ", HOLD], "unfinished"),
+        ([head(200, {"content-length": "100"}) + b"{", HOLD], "unfinished"),
     ],
 )
 async def test_each_request_ends_once_with_a_code(script, code):

@@ -110,3 +110,9 @@ def test_a_stream_that_went_wrong(parts, trouble, code):
 def test_an_answer_that_was_made_before_says_so():
     assert judging.task(answer(b'{"output": 1}', headers={b"age": b"3"})).is_repeated
     assert not judging.task(answer(b'{"output": 1}')).is_repeated
+
+
+@pytest.mark.parametrize("judge", [judging.task, judging.tensors, judging.chat])
+def test_documents_without_end_are_not_read(judge):
+    body = b'{"code": "queue_full", "more": "' + b"x" * judging.JSON_BYTES + b'"}'
+    assert judge(answer(body, status=503)).code == "http_503"
