@@ -49,6 +49,7 @@ class Prober:
         healer: Healer | None = None,
         gates: Mapping[str, Gate] | None = None,
         loads: LoadBoard | None = None,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._backends = backends
         self._rules = rules
@@ -58,6 +59,7 @@ class Prober:
         self._healer = healer
         self._gates = gates or {}
         self._loads = loads or LoadBoard()
+        self._interval_s = interval_s
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[Place, bool] = {}
         self._traces: dict[Place, _Traces] = {}
@@ -66,8 +68,8 @@ class Prober:
         """Probe once, then go on in the background."""
         await self._probe_all()
         self._tasks = [
-            asyncio.create_task(_every(INTERVAL_S, self._probe_all), name="probes"),
-            asyncio.create_task(_every(INTERVAL_S, self._collect_all), name="figures"),
+            asyncio.create_task(_every(self._interval_s, self._probe_all), name="probes"),
+            asyncio.create_task(_every(self._interval_s, self._collect_all), name="figures"),
         ]
 
     async def close(self) -> None:

@@ -137,7 +137,7 @@ def capacity(curve: LatencyCurve, setting: Setting, *, rows: int = 1) -> float:
     """
     return max(
         busy * size / max(curve.mean_us(size, busy=busy), 1e-3) * 1e6
-        for size in range(rows, setting.max_batch_size + 1, rows)
+        for size in _corners(curve, setting.max_batch_size, rows)
         for busy in range(1, setting.count + 1)
     )
 
@@ -145,8 +145,19 @@ def capacity(curve: LatencyCurve, setting: Setting, *, rows: int = 1) -> float:
 def floor_ms(curve: LatencyCurve, setting: Setting, *, share: float, rows: int = 1) -> float:
     """The least that `share` of the requests can take less than: computing in a batch of the best size, and the way."""
     slowed = min(curve.slowed(busy) for busy in range(1, setting.count + 1))
-    compute = min(curve.at(size, share) for size in range(rows, setting.max_batch_size + 1))
+    compute = min(curve.at(size, share) for size in _corners(curve, setting.max_batch_size, rows))
     return (compute * slowed + min(curve.overhead_us, default=0.0)) / 1e3
+
+
+def _corners(curve: LatencyCurve, most: int, rows: int) -> list[int]:
+    """Sizes of batches of requests of `rows`, among which are the quickest and that with the most rows per second.
+
+    Between measured sizes times are on a straight line: there, both are at the ends. So a `most` of millions is cheap.
+    """
+    sizes = {rows, most // rows * rows}
+    for measured in curve.compute_us:
+        sizes |= {measured // rows * rows, measured // rows * rows + rows}
+    return sorted(size for size in sizes if rows <= size <= max(rows, most))
 
 
 def best_size(curve: LatencyCurve, most: int) -> int:

@@ -91,15 +91,15 @@ def situation_of(
 ) -> Situation:
     """A world as it stands in a file in `folder`, to be planned. Raises `WorldError`.
 
-    `model` and `backend` are not needed where the world has but one. `slo` is every class's; without it each has its
-    own `slo_ms`, at p99. `headroom` is how much more traffic must be held: 0.2 for a fifth.
+    `model` and `backend` are not needed where the world has but one. `slo` is that of classes without `slo_ms`, and its
+    percentile is for all; without it p99 is. `headroom` is how much more traffic must be held: 0.2 for a fifth.
     """
     world = parse_world(document, folder=folder)
     model, backend = _one("model", model, world.models), _one("backend", backend, world.backends)
     made = copy.deepcopy(dict(document))
     made["models"] = {name: _inlined(name, made["models"][name], world, folder) for name in world.models}
     for entry, one in zip(made["traffic"], world.traffic, strict=True):
-        if slo is not None:
+        if slo is not None and not entry.get("slo_ms"):
             entry["slo_ms"] = slo.ms
         _raise(entry, one.traffic.concurrency, 1 + headroom)
     made = orjson.loads(orjson.dumps(made, option=orjson.OPT_NON_STR_KEYS))  # curves may have numbers for keys
@@ -205,7 +205,8 @@ def extent_of(situation: Situation, setting: Setting, replicas: int, *, whole: b
     if not situation.is_divisible:
         return None
     live = replicas - situation.survive
-    settled = setting.max_batch_size / (1 - FULLEST) ** 2 / min(situation.rows)
+    most = MOST_REQUESTS if whole else _MOST_OF_PART
+    settled = min(_settled(situation, setting, live), most)
     needed = max(_TAIL / (1 - situation.percent / 100), settled)  # requests of the rarest class
     wanted_s = _SLOS * situation.slo_ms / 1e3
     counted_s = max(wanted_s, needed / situation.counted_rate)
@@ -218,6 +219,20 @@ def extent_of(situation: Situation, setting: Setting, replicas: int, *, whole: b
     if not whole:
         counted_s = min(wanted_s, _MOST_OF_PART / (situation.rate * share))
     return Extent(live=part, share=share, counted_s=max(counted_s, needed / (situation.counted_rate * share)))
+
+
+def _settled(situation: Situation, setting: Setting, live: int) -> float:
+    """Requests until queues have found their length (`FULLEST`).
+
+    No batch of a server that holds its SLO has more rows than come to it within that, however large it may be.
+    """
+    come = situation.rows_per_s * situation.slo_ms / 1e3 / live
+    return min(setting.max_batch_size, max(1.0, come)) / (1 - FULLEST) ** 2 / min(situation.rows)
+
+
+def is_cut(situation: Situation, setting: Setting, replicas: int) -> bool:
+    """Whether even a whole run ends before queues of such batches have found their length."""
+    return situation.is_divisible and _settled(situation, setting, replicas - situation.survive) > MOST_REQUESTS
 
 
 def document_of(situation: Situation, setting: Setting, replicas: int, *, whole: bool) -> dict[str, Any]:

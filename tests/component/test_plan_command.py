@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from gateway.__main__ import app
 from gateway.tuning.planning import FULLEST, Setting
-from gateway.tuning.planning_worlds import PART, document_of, extent_of, situation_of
+from gateway.tuning.planning_worlds import PART, document_of, extent_of, is_cut, situation_of
 from gateway.tuning.simulation.run import simulate
+from gateway.tuning.simulation.servers import SimulatedServers
 from gateway.tuning.simulation.world import WorldError, load_document, parse_world
 from gateway.tuning.slo import Slo
 
@@ -311,3 +312,61 @@ def test_usage(arguments, words, curve):
     result = run("plan", *[curve if one == "CURVE" else one for one in arguments])
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_a_run_at_a_low_rate_is_long_and_probed_as_often_as_others(monkeypatch):
+    probes = []
+    monkeypatch.setattr(
+        "gateway.tuning.simulation.servers.SimulatedServers.probe", counting(probes, SimulatedServers.probe)
+    )
+    world = parse_world(world_with(duration_s=200_000, traffic=[{"rate": 0.01, "slo_ms": 60}]))
+    report = simulate(world)
+    assert report.whole.codes == {"ok": report.whole.sent}
+    assert report.whole.sent == pytest.approx(2000, rel=0.1)
+    assert 9_000 < len(probes) < 11_000
+
+
+def counting(seen, probe):
+    async def counted(self, place):
+        seen.append(place)
+        await probe(self, place)
+
+    return counted
+
+
+def test_where_a_replica_fails_for_a_time_probes_come_every_second(monkeypatch):
+    probes = []
+    monkeypatch.setattr(
+        "gateway.tuning.simulation.servers.SimulatedServers.probe", counting(probes, SimulatedServers.probe)
+    )
+    failures = [{"at_s": 5, "for_s": 5, "backend": "b"}]
+    simulate(parse_world(world_with(duration_s=12_000, traffic=[{"rate": 0.01}], failures=failures)))
+    assert len(probes) > 11_000
+
+
+def test_a_size_in_the_millions_takes_no_more_runs_than_others_and_is_told(curve):
+    found, code = planned(
+        curve, "--max-batch-size", "1000000", "--delay-us", "0", "--count", "1", rate=50, slo="p50=100ms"
+    )
+    assert code == 0
+    assert all(one["requests"] <= 4000 for one in found["chosen"]["runs"])
+
+
+def test_what_no_run_is_long_enough_for_is_told():
+    situation = situation_of(world_with(traffic=[{"rate": 50_000, "slo_ms": 100}]))
+    vast, usual = (Setting(max_batch_size=size, max_queue_delay_microseconds=0) for size in (1_000_000, 32))
+    assert is_cut(situation, vast, 5)
+    assert not is_cut(situation, usual, 5)
+    assert not is_cut(situation_of(world_with(traffic=[{"rate": 50, "slo_ms": 1000}])), vast, 1)
+    for whole, most in ((True, 200_000), (False, 40_000)):
+        extent = extent_of(situation, vast, 5, whole=whole)
+        assert extent.counted_s * extent.share * 50_000 <= most * 1.01
+
+
+def test_a_long_plan_says_in_lines_how_far_it_is(curve, monkeypatch):
+    monkeypatch.setattr("gateway.cli.tuning.progress.EVERY_S", 0.0)
+    result = run("plan", "--slo", "p90=60ms", "--rate", "300", "--curve", curve, *SINGLE, "--json")
+    assert json.loads(result.stdout)["chosen"]["replicas"] == 4
+    lines = result.stderr.splitlines()
+    assert any(line.startswith("0 runs made; now 4 replicas, ") for line in lines)
+    assert any(line.startswith("1 run made; the last: 4 replicas, ") for line in lines)

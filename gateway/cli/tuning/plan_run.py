@@ -1,7 +1,7 @@
 """What `gateway plan` does with its options: reads the world, searches with the simulator, says what it found."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
 from gateway.cli.show import show_json
-from gateway.cli.tuning.plan_words import plan_document, show_plan
+from gateway.cli.tuning.options import slo_of
+from gateway.cli.tuning.plan_words import plan_document, show_plan, so_many
+from gateway.cli.tuning.progress import Lines
 from gateway.tuning.planning import PERCENTILES, Found, Setting, search, settings_of
 from gateway.tuning.planning_worlds import SimulatedProbe, Situation, document_of, situation_of
 from gateway.tuning.report import Report
 from gateway.tuning.simulation.run import simulate
 from gateway.tuning.simulation.world import World, WorldError, load_document
-from gateway.tuning.slo import Slo, parse_slo
+from gateway.tuning.slo import Slo
 
 SIZES: Final = (1, 4, 8, 16, 32)
 SEEDS: Final = 3
@@ -73,7 +75,7 @@ def run(asked: Asked) -> None:
 
 
 def _situation(asked: Asked) -> Situation:
-    slo, world = _slo(asked.slo), asked.world
+    slo, world = slo_of(asked.slo, percentiles=PERCENTILES), asked.world
     if world is None:
         document = _document(slo, asked)
     elif asked.rate or asked.curve or asked.config_pbtxt:
@@ -92,18 +94,6 @@ def _situation(asked: Asked) -> Situation:
         )
     except WorldError as error:
         raise Failure(str(error), EXIT_USAGE) from error
-
-
-def _slo(text: str) -> Slo | None:
-    if not text:
-        return None
-    try:
-        slo = parse_slo(text)
-    except ValueError as error:
-        raise Failure(f"--slo {error}", EXIT_USAGE) from error
-    if f"p{slo.percent:g}" not in PERCENTILES:
-        raise Failure(f"--slo {text}: one of the percentiles {', '.join(PERCENTILES)}", EXIT_USAGE)
-    return slo
 
 
 def _document(slo: Slo | None, asked: Asked) -> dict[str, Any]:
@@ -160,32 +150,45 @@ def _numbers(text: str, option: str, *, least: int) -> list[int]:
 
 
 def _search(situation: Situation, settings: Sequence[Setting], seeds: Sequence[int], most: int) -> Found:
-    with _bar() as ran:
+    with _shown() as tell:
+        runs = 0
 
         def told(world: World, seed: int) -> Report:
-            report = simulate(world, seed=seed)
-            ran(world.backends[situation.backend].replicas, report.whole.sent)
+            nonlocal runs
+            replicas = world.backends[situation.backend].replicas
+
+            def on_progress(at_s: float) -> None:
+                part = min(1.0, at_s / world.duration_s)
+                tell(f"{_counted(runs)} made; now {so_many(replicas)}, {part:.0%} of {world.duration_s:,.4g} s")
+
+            report = simulate(world, seed=seed, on_progress=on_progress)
+            runs += 1
+            tell(f"{_counted(runs)} made; the last: {so_many(replicas)}, {report.whole.sent:,} requests")
             return report
 
         candidates = [situation.candidate(one) for one in settings]
         return search(candidates, SimulatedProbe(situation, told), seeds=seeds, most_replicas=most)
 
 
+def _counted(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs:,} runs"
+
+
 @contextmanager
-def _bar() -> Iterator[Any]:
-    """How many runs there were, on stderr where somebody sees it: how many there will be nobody knows."""
+def _shown() -> Iterator[Callable[[str], None]]:
+    """What it does, on stderr: a bar where somebody sees it, else lines. How many runs there will be nobody knows."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("simulating", total=None)
-        runs = 0
+        lines = Lines()
 
-        def ran(replicas: int, requests: int) -> None:
-            nonlocal runs
-            runs += 1
-            progress.update(bar, description=f"{runs} runs; the last: {replicas} replicas, {requests:,} requests")
+        def tell(words: str) -> None:
+            progress.update(bar, description=words)
+            if not console.is_terminal:
+                lines.tell(words)
 
-        yield ran
+        yield tell
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from gateway.cli.admin_client import say
 from gateway.cli.show import add, fields, figure, percent, show, table
 from gateway.tuning.planning import FULLEST, Candidate, Found, Outcome, Point, Setting
-from gateway.tuning.planning_worlds import Situation
+from gateway.tuning.planning_worlds import MOST_REQUESTS, Situation, is_cut
 from gateway.tuning.simulation.outcome import NOTES
 from gateway.tuning.slo import Slo
 
@@ -50,7 +50,7 @@ def show_plan(found: Found, situation: Situation, *, headroom: float, seeds: Seq
         show(
             fields(
                 {
-                    "plan": f"{_replicas(chosen.replicas)} of '{situation.backend}', {setting_words(chosen.setting)}",
+                    "plan": f"{so_many(chosen.replicas)} of '{situation.backend}', {setting_words(chosen.setting)}",
                     "cost": _cost_words(chosen.replicas, situation, headroom),
                     f"{_slo_words(situation)}": f"{_ms(worst.latency_ms)} in the worst of {len(seeds)} runs",
                     "p50 / p99": f"{_ms(worst.p50_ms)} / {_ms(worst.p99_ms)}",
@@ -100,7 +100,7 @@ def why_none(found: Found, situation: Situation) -> str:
     else:
         told = f"p{situation.percent:g} is {_ms(worst.latency_ms)}"
     return (
-        f"the closest is {setting_words(closest.setting)} on {_replicas(closest.replicas)}, where {told}: on average "
+        f"the closest is {setting_words(closest.setting)} on {so_many(closest.replicas)}, where {told}: on average "
         f"{_ms(worst.queue_ms)} waiting, max_queue_delay included, and {_ms(worst.compute_ms)} computing"
     )
 
@@ -110,7 +110,7 @@ def _why_ruled_out(ruled_out: Sequence[Candidate], situation: Situation) -> str:
     if possible:
         best = min(possible, key=lambda one: one.least)
         return (
-            f"{situation.rows_per_s:,.0f} rows/s need {_replicas(best.least)} at least, by the curve, with "
+            f"{situation.rows_per_s:,.0f} rows/s need {so_many(best.least)} at least, by the curve, with "
             f"{setting_words(best.setting)}: more than --max-replicas"
         )
     best = ruled_out[0]
@@ -135,7 +135,7 @@ def _table(points: Sequence[Point], title: str, situation: Situation, headroom: 
             percent(worst.busy),
             f"{worst.mean_batch:.1f}",
             ", ".join(map(str, setting.preferred_batch_size)),
-            _replicas(worst.replicas),
+            so_many(worst.replicas),
         )
     return made
 
@@ -149,7 +149,8 @@ def _costs(replicas: int, situation: Situation, headroom: float) -> tuple[float 
     return hourly, hourly / (situation.rate / (1 + headroom) * 3600) * 1e6 if situation.rate else None
 
 
-def _replicas(count: int) -> str:
+def so_many(count: int) -> str:
+    """Replicas, in words."""
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
@@ -200,12 +201,14 @@ def _notes(found: Found, situation: Situation, *, headroom: float, seeds: Sequen
     unrun = [one for one in found.ruled_out if not one.impossible]
     if unrun and found.chosen is not None:
         least = min(one.least for one in unrun)
-        yield f"settings never run, for by the curve they need {_replicas(least)} or more: {len(unrun)}"
+        yield f"settings never run, for by the curve they need {so_many(least)} or more: {len(unrun)}"
     impossible = [one for one in found.ruled_out if one.impossible]
     if impossible and found.chosen is not None:
         yield f"settings never run, for by the curve computing alone is longer than the SLO: {len(impossible)}"
     if found.chosen is not None:
         yield from _checks(found, found.chosen, seeds)
+        if is_cut(situation, found.chosen.setting, found.chosen.replicas):
+            yield f"no run was long enough for queues of so large batches to settle: {MOST_REQUESTS:,} requests at most"
         yield from _curve_notes(found.chosen.setting, situation)
     yield from NOTES
 

@@ -31,7 +31,7 @@ from gateway.core.types import (
 )
 from gateway.core.watching.record import RequestRecord
 from gateway.gate import Gate
-from gateway.health import Prober
+from gateway.health import INTERVAL_S, Prober
 from gateway.pipeline import Pipeline, Task
 from gateway.ports import Clock
 from gateway.recall import Recalls
@@ -50,6 +50,7 @@ from gateway.tuning.traffic import arrivals
 
 _KEPT_BYTES: Final = 2**20  # of answers, of which none is ever kept: requests have no idempotency key
 _STEPS: Final = 100  # of progress
+_PROBES: Final = 10_000  # rounds of them: in a run of days there would be more of them than of requests
 _MAX_PINS: Final = 2**40  # of sequences: a store that runs full is none of the servers' doing
 _REFUSED_PAUSE_S: Final = 0.001  # of a caller that was refused at once: without it, it would ask without end in no time
 _ANSWER: Final = Answer(output={})
@@ -212,7 +213,14 @@ class _Run:
         board, loads = BreakerBoard(), LoadBoard()
         rules = MemoryRuleSource(RuleSet(revision=1, rules=world.rules))
         prober = Prober(
-            backends=backends, rules=rules, board=board, clock=clock, observer=silence, gates=gates, loads=loads
+            backends=backends,
+            rules=rules,
+            board=board,
+            clock=clock,
+            observer=silence,
+            gates=gates,
+            loads=loads,
+            interval_s=INTERVAL_S if _changes(world) else max(INTERVAL_S, world.duration_s / _PROBES),
         )
         pipeline = Pipeline(
             tasks=tasks,
@@ -362,3 +370,8 @@ class _Run:
         }
         course = Course(counts=(self._first, self._last), busy_us=busy_us, lost=self._pins.lost)
         return report_of(self._world, tallies, course, seed=self._seed)
+
+
+def _changes(world: World) -> bool:
+    """Whether a replica's health does, while it runs."""
+    return any(one.at_s > 0 or one.for_s < world.duration_s for one in world.failures)

@@ -218,3 +218,25 @@ def test_a_size_that_computes_best_below_the_largest_is_preferred_too():
         (500, ()),
         (500, (4,)),
     ]
+
+
+@pytest.mark.parametrize("chance", range(60))
+def test_bounds_are_those_of_a_look_at_every_size(chance):
+    rng = random.Random(chance)
+    sizes = sorted(rng.sample(range(1, 40), rng.randint(1, 5)))
+    times = sorted(rng.uniform(100, 9000) for _ in sizes)
+    curve = parse_curve({"compute_us": {str(size): [us, us * 1.5] for size, us in zip(sizes, times, strict=True)}})
+    most, rows = rng.randint(6, 60), rng.randint(1, 6)
+    every = range(rows, most + 1, rows)
+    assert capacity(curve, setting(most), rows=rows) == pytest.approx(max(n / curve.mean_us(n) * 1e6 for n in every))
+    quickest = min(curve.at(n, 0.99) for n in every) / 1e3
+    assert floor_ms(curve, setting(most), share=0.99, rows=rows) == pytest.approx(quickest)
+
+
+def test_bounds_of_a_size_in_the_millions_are_looked_up_at_few_sizes(monkeypatch):
+    looked = []
+    at = type(CURVE).at
+    monkeypatch.setattr(type(CURVE), "at", lambda curve, rows, share: looked.append(rows) or at(curve, rows, share))
+    assert capacity(CURVE, setting(1_000_000)) == pytest.approx(1e6 / (2400 + 200 * (1e6 - 8)) * 1e6)
+    assert floor_ms(CURVE, setting(1_000_000), share=0.5) == pytest.approx(1.0)
+    assert len(set(looked)) < 10
