@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -30,10 +31,13 @@ class LocalServer:
 
     name = "local"
 
-    def __init__(self, runtime: LocalRuntime, config: ModelConfig, *, written: Any, request: InferRequest) -> None:
+    def __init__(
+        self, runtime: LocalRuntime, config: ModelConfig, *, written: Any, request: InferRequest, files: str
+    ) -> None:
         self.place = f"local runtime, {os.cpu_count()} CPUs"
         self.message = config.message
         self.written = written
+        self.files = files
         self._runtime = runtime
         self._request = request
 
@@ -58,6 +62,9 @@ class LocalServer:
             await asyncio.shield(asked)  # a batch that runs cannot be stopped: `close` waits for what is under way
         except InferenceError as error:
             raise AskFailed(error.code.value.lower(), error.message) from error
+
+    async def answers(self) -> None:
+        """It does: it is in this process."""
 
     async def counters(self) -> Counters:
         """What the runtime has counted."""
@@ -89,11 +96,15 @@ async def opened(
     # In a thread: a Python model may complete its config by its own code, which must not be interrupted.
     config, written = await asyncio.to_thread(_read, repository, model)
     request = InferRequest(model=config.name, inputs=_inputs(config, shapes))
+    try:
+        files = await asyncio.to_thread(digest, repository / config.name)
+    except OSError as error:
+        raise SweepError(f"--model {config.name}: {error}") from error
     runtime = await LocalRuntime.open(
         repository, options=RuntimeOptions(control_mode=ModelControl.EXPLICIT, close_grace_us=CLOSE_GRACE_US)
     )
     try:
-        yield LocalServer(runtime, config, written=written, request=request)
+        yield LocalServer(runtime, config, written=written, request=request, files=files)
     finally:
         await runtime.close()
 
@@ -121,6 +132,18 @@ def _read(repository: Path, model: str | None) -> tuple[ModelConfig, Any]:
     if reason := refusal(config.message):
         raise SweepError(f"--model {model}: {reason}")
     return config, written
+
+
+def digest(folder: Path) -> str:
+    """Of all files of a model, by name and contents, but for what Python keeps beside them. Raises OSError."""
+    digested = hashlib.sha256()
+    versions = (one for one in folder.iterdir() if one.is_dir())  # which may be links, that `rglob` does not follow
+    files = {*folder.rglob("*"), *(one for version in versions for one in version.rglob("*"))}
+    for file in sorted(one for one in files if one.is_file() and "__pycache__" not in one.parts):
+        with file.open("rb") as opened_file:
+            contents = hashlib.file_digest(opened_file, "sha256").hexdigest()
+        digested.update(f"{file.relative_to(folder)}\0{contents}\n".encode(errors="surrogateescape"))
+    return f"sha256:{digested.hexdigest()}"
 
 
 def _inputs(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -61,12 +61,15 @@ class Server(Protocol):
         place: where it is, in words.
         message: the completed `ModelConfig` that was found.
         written: the one to write the advice into: as its owner wrote it, where that is known.
+        files: what the model is made of, in words that differ once it does: a digest, or its versions where its files
+            cannot be seen.
     """
 
     name: str
     place: str
     message: Any
     written: Any
+    files: str
 
     async def begin(self) -> None:
         """From here on the model is changed; before, nothing is but that it may be loaded. Raises SweepError."""
@@ -78,6 +81,10 @@ class Server(Protocol):
 
     async def ask(self) -> None:
         """One request of one row. Raises AskFailed."""
+        ...
+
+    async def answers(self) -> None:
+        """Raises Unreachable where nobody does any more."""
         ...
 
     async def counters(self) -> Counters:

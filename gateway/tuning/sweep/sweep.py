@@ -46,6 +46,7 @@ class Plan:
             "model": server.message.name,
             "place": server.place,
             "config": config_text(server.message),
+            "files": server.files,
             "shapes": {name: list(dims) for name, dims in sorted(shapes.items())},
             "settings": [cell.as_json() for cell in self.cells],
             "goal": asdict(self.goal),
@@ -59,8 +60,8 @@ async def sweep(
 ) -> None:
     """Measure until there is nothing left to measure, and keep each run in `record`.
 
-    A setting that cannot be served is a run that failed. Raises SweepError where the server fails altogether, or does
-    not even serve the model as it was found.
+    A setting that cannot be served is a run that failed. Raises Unreachable where the server has gone, and SweepError
+    where it does not even serve the model as it was found.
     """
     serving: Setting | None = None
     while step := next_step(
@@ -75,9 +76,9 @@ async def sweep(
                 serving = step.cell.setting
             run = await measured(server, step, plan)
         except SweepError as error:
+            await server.answers()  # where the server itself is the fault, that is what is told
             if step.cell.setting == plan.cells[0].setting:
                 raise
-            await server.counters()  # raises where the server itself is the fault
             run = failed(step, str(error))
         record.add(run)
         on_run(run)

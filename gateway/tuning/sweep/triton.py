@@ -32,6 +32,7 @@ MARK: Final = "GATEWAY_SWEEP"
 LOAD_TIMEOUT_US: Final = 300_000_000
 CALL_TIMEOUT_US: Final = 10_000_000
 INFER_TIMEOUT_US: Final = 60_000_000
+ABSENT: Final = frozenset({FaultKind.UNAVAILABLE, FaultKind.TIMEOUT})  # of who did not answer at all
 
 
 class TritonServer:
@@ -43,6 +44,7 @@ class TritonServer:
         self.place = f"Triton at {address}"
         self.message: Any = None
         self.written: Any = None
+        self.files = ""
         self.model = model
         self._replica = replica
         self._address = address
@@ -69,6 +71,7 @@ class TritonServer:
         if reason := refusal(self.message):
             raise SweepError(f"--model {self.model}: {reason}")
         metadata = await self._ask(pb.ModelMetadataRequest(name=self.model), "ModelMetadata")
+        self.files = f"versions {', '.join(sorted(metadata.versions))}"
         check_shapes(shapes, [one.name for one in metadata.inputs])
         self._call = _call(metadata, shapes, has_batch=self.message.max_batch_size > 0)
 
@@ -152,6 +155,10 @@ class TritonServer:
         except BackendError as error:
             raise AskFailed(error.fault.kind.value, error.fault.message) from error
 
+    async def answers(self) -> None:
+        """Raises Unreachable where nobody does any more."""
+        await self._ask(pb.ServerLiveRequest(), "ServerLive")
+
     async def counters(self) -> Counters:
         """What the server has counted."""
         found = await self._ask(pb.ModelStatisticsRequest(name=self.model), "ModelStatistics")
@@ -202,7 +209,7 @@ class TritonServer:
             text = error.fault.reply.text if error.fault.reply else error.fault.message
             if "explicit model load" in text:
                 text = f"models can be loaded here only with --model-control-mode=explicit ({text})"
-            is_absent = error.fault.kind is FaultKind.UNAVAILABLE and error.fault.reply is None
+            is_absent = error.fault.kind in ABSENT and error.fault.reply is None
             refusing = Unreachable if is_absent else SweepError
             raise refusing(f"--triton {self._address}: {method}: {text}") from error
 
