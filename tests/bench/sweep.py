@@ -78,7 +78,7 @@ def repository(name: str, folder: Path) -> tuple[str, ...]:
 
 def sweep(where: tuple[str, ...], mode: str, space: tuple[str, ...], seconds: float, folder: Path) -> dict[str, Any]:
     """The outcome of one sweep."""
-    command = [sys.executable, "-m", "gateway", "sweep", *where, *space, mode, "--seconds", str(seconds)]
+    command = [sys.executable, "-m", "gateway", "sweep", *where, *space, mode, "--duration", f"{seconds:g}s"]
     subprocess.run([*command, "--output", str(folder)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     outcome: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
     return outcome

@@ -119,14 +119,16 @@ def test_it_says_what_to_change_why_and_where(plane, tmp_path):
 def test_a_program_gets_the_same(plane):
     status, said, _ = live("--json")
     assert status == 1
-    (one,) = json.loads(said)["advice"]
+    document = json.loads(said)
+    assert document["form"] == "advice/1"
+    (one,) = document["advice"]
     assert one["advised"]["delay_us"] == 0
     assert one["gain"] >= LEAST_GAIN
     assert one["before"]["p99_ms"] > one["after"]["p99_ms"]
 
 
 def test_it_is_silent_where_the_target_is_kept(plane):
-    status, said, _ = live("--target-p99", "60")
+    status, said, _ = live("--slo", "60ms")
     assert status == 0
     assert said.startswith("triton/m: nothing to change, because 100.0% of the requests are answered within 60 ms")
 

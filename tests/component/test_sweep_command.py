@@ -5,9 +5,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.__main__ import app
-from gateway.cli.tuning import sweep as command
+from gateway.cli.tuning import sweep_run as command
 from gateway.tuning.charts import STYLE
 from gateway.tuning.curves import parse_curve
+from gateway.tuning.sweep.local import digest
 from gateway.tuning.sweep.settings import Axes
 from local_runtime.repository.parsing import parse
 
@@ -24,7 +25,7 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]) for x in inputs]
 """
-SHORT = ("--seconds", "0.05", "--max-batch-size", "1,4", "--delay-us", "0", "--count", "1,2", "--concurrency", "4")
+SHORT = ("--duration", "50ms", "--max-batch-size", "1,4", "--delay-us", "0", "--count", "1,2", "--concurrency", "4")
 
 
 def write_model(repository, name="one", *, config="max_batch_size: 4", code=ECHO):
@@ -102,7 +103,7 @@ def test_a_sweep_goes_on_where_it_was_and_gives_json(tmp_path, monkeypatch):
 def test_where_no_setting_keeps_the_bounds_the_nearest_is_told_and_the_status_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("gateway.tuning.sweep.curve.SAMPLES", 1)
     write_model(tmp_path / "models")
-    done = swept("--repository", tmp_path / "models", *SHORT, "--p99-ms", "0.001", "--output", tmp_path / "out")
+    done = swept("--repository", tmp_path / "models", *SHORT, "--slo", "0.001ms", "--output", tmp_path / "out")
     assert done.exit_code == 1
     assert "NO setting kept the bounds; this one comes nearest" in done.stdout
 
@@ -124,6 +125,9 @@ def test_where_no_setting_keeps_the_bounds_the_nearest_is_told_and_the_status_sa
         (("--repository", "x", "--rate", "fast"), "--rate fast: write numbers"),
         (("--repository", "x", "--rate", "5", "--concurrency", "4"), "--rate and --concurrency: one of the two"),
         (("--repository", "x", "--shape", "3,4"), "--shape 3,4: write INPUT:D,D"),
+        (("--repository", "x", "--slo", "p95=1s"), "--slo p95=1s: must be of one of the percentiles p99"),
+        (("--repository", "x", "--duration", "10ms"), "--duration 10ms: must be from 50ms to 1h"),
+        (("--repository", "x", "--duration", "3"), "--duration 3: write a time as"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_by_name(arguments, words):
@@ -202,3 +206,31 @@ def test_presets_are_curves_of_one_thing_and_options_change_them():
     assert (changed.rate, changed.concurrency) == ((5.0,), ())
     plain = command._axes(nothing, None, ((),))
     assert plain.max_batch_size is plain.delay_us is plain.count is None
+
+
+def test_other_files_of_the_model_are_another_sweep(tmp_path, monkeypatch):
+    monkeypatch.setattr("gateway.tuning.sweep.curve.SAMPLES", 1)
+    folder = write_model(tmp_path / "models")
+    arguments = ("--repository", tmp_path / "models", *SHORT, "--output", tmp_path / "out")
+    assert swept(*arguments).exit_code == 0
+    assert swept(*arguments, "--resume").exit_code == 0
+    (folder / "1" / "model.py").write_text(f"{ECHO}\n# other weights\n")
+    other = swept(*arguments, "--resume")
+    assert other.exit_code == 2
+    assert "holds a sweep of something else: its files differ" in other.stderr
+
+
+def test_a_digest_is_of_names_and_contents_and_not_of_what_python_keeps(tmp_path):
+    one, other = write_model(tmp_path / "a"), write_model(tmp_path / "b")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "weights").write_bytes(b"1")
+    same = digest(one)
+    assert same == digest(other)
+    (other / "1" / "__pycache__").mkdir()
+    (other / "1" / "__pycache__" / "model.pyc").write_bytes(b"1")
+    assert digest(other) == same
+    (other / "2").symlink_to(tmp_path / "elsewhere")
+    linked = digest(other)
+    (tmp_path / "elsewhere" / "weights").write_bytes(b"2")
+    (one / "config.pbtxt").write_text(CONFIG)
+    assert len({same, linked, digest(other), digest(one)}) == 4

@@ -10,10 +10,11 @@ from gateway.tuning.report import parse_report
 from tests.kit.stack import Stack
 
 CHELSEA = Path(skimage.__file__).parent / "data" / "chelsea.png"
+SHAPE = {"INPUT__0": [16], "INPUT__1": [16]}
 CLASSES = [
     {"name": "people", "rate": 10, "slo_ms": 60_000, "task": "text-embedding", "input": {"text": "a cat"}},
     {"name": "images", "rate": 2, "task": "image-classification", "image": "cat.png"},
-    {"name": "bulk", "concurrency": 1, "rows": 4, "priority": "batch", "tensor": "text_encoder", "length": 16},
+    {"name": "bulk", "concurrency": 1, "rows": 4, "priority": "batch", "tensor": "text_encoder", "shape": SHAPE},
     {"name": "talk", "concurrency": 1, "chat": "Say hello.", "max_tokens": 8},
 ]
 

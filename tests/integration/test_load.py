@@ -61,7 +61,7 @@ def test_a_model_by_http(server):
 
 
 def test_a_model_by_grpc_with_what_the_server_counted(server):
-    report = load("--grpc", server.grpc, "--tensor", "plus", "--rows", "2", "--input", '{"X": [3, 4]}')
+    report = load("--triton", server.grpc, "--tensor", "plus", "--rows", "2", "--input", '{"X": [3, 4]}')
     (counted,) = report.servers
     assert (counted.backend, counted.model) == (server.grpc, "plus")
     assert sum(rows * count for rows, count in counted.batch_sizes.items()) == 2 * report.whole.sent

@@ -31,9 +31,9 @@ CONFIG = """backend: "python" max_batch_size: 8
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
-SHORT = ("--seconds", "0.05", "--max-batch-size", "1,4", "--delay-us", "0", "--concurrency", "4")
-TWO = ("--seconds", "0.05", "--max-batch-size", "4", "--delay-us", "0", "--count", "1", "--concurrency", "4")
-ENDLESS = ("--seconds", "60", "--max-batch-size", "1,4", "--concurrency", "4")
+SHORT = ("--duration", "50ms", "--max-batch-size", "1,4", "--delay-us", "0", "--concurrency", "4")
+TWO = ("--duration", "50ms", "--max-batch-size", "4", "--delay-us", "0", "--count", "1", "--concurrency", "4")
+ENDLESS = ("--duration", "60s", "--max-batch-size", "1,4", "--concurrency", "4")
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +272,45 @@ async def test_one_in_this_process_that_is_stopped_waits_for_the_batch_under_way
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(here.ask(), 0.2)
     assert "did not unload" not in caplog.text
+
+
+async def test_a_server_that_dies_meanwhile_has_a_status_of_its_own_and_keeps_the_runs(tmp_path):
+    models.build(models.Builtin.MLP, tmp_path / "models", max_batch_size=8)
+    (name,) = (folder.name for folder in (tmp_path / "models").iterdir() if folder.is_dir())
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen(  # noqa: ASYNC220 - as quick as any other start
+        [
+            *(sys.executable, "-m", "local_runtime", "serve", "--repository", str(tmp_path / "models")),
+            *("--http", f"127.0.0.1:{free_port()}", "--grpc", address, "--model-control-mode", "explicit"),
+        ],
+        cwd=ROOT,
+    )
+    options = ("--triton", address, "--model", name, "--output", str(tmp_path / "out"), "--brute-force")
+    runs = tmp_path / "out" / "runs.jsonl"
+    sweep = None
+    try:
+        with client.InferenceServerClient(address) as asked:
+
+            def is_live():
+                with contextlib.suppress(InferenceServerException):
+                    return asked.is_server_live()
+                return False
+
+            await until(is_live, timeout_s=40)
+        sweep = subprocess.Popen(  # noqa: ASYNC220 - the same
+            [sys.executable, "-m", "gateway", "sweep", *options, "--duration", "1s", "--concurrency", "4"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        await until(lambda: runs.is_file() and runs.read_text().count("\n") > 1, timeout_s=60)
+        process.kill()
+        _, said = await asyncio.to_thread(sweep.communicate, timeout=60)
+        assert sweep.returncode == 3, said
+        assert f"--triton {address}: " in said
+        assert runs.read_text().count("\n") > 1
+    finally:
+        for one in filter(None, (sweep, process)):
+            one.kill()
+            one.wait()

@@ -20,7 +20,7 @@ app = typer.Typer()
         "gateway load --rate 200 --slo p99=100ms --html report.html",
         "gateway load --task image-classification --image cat.jpg --concurrency 16",
         "gateway load --tensor text_encoder --rate 10..500 --rows 4",
-        "gateway load --tensor text_encoder --grpc 127.0.0.1:18001",
+        "gateway load --tensor text_encoder --triton 127.0.0.1:18001",
         'gateway load --chat "Say hello." --concurrency 4',
         "gateway load --find --rate 50 --slo p99=100ms",
         "gateway load --traffic mixed.yaml --duration 1m",
@@ -28,7 +28,7 @@ app = typer.Typer()
 )
 def load(  # noqa: PLR0917 - Typer declares options as parameters
     url: Annotated[str, typer.Option(help="Of the gateway, or a model server; default: as `up` left it.")] = "",
-    grpc: Annotated[str, typer.Option(metavar="HOST:PORT", help="Ask Triton straight instead (with --tensor).")] = "",
+    triton: Annotated[str, typer.Option(metavar="HOST:PORT", help="Ask Triton straight instead (with --tensor).")] = "",
     key: Annotated[str, typer.Option(envvar="GATEWAY_LOAD_KEY", help="API key; default: as `up` left it.")] = "",
     task: Annotated[
         str, typer.Option(help="A task of the task API; with --chat the model.", rich_help_panel=_WHAT)
@@ -39,11 +39,12 @@ def load(  # noqa: PLR0917 - Typer declares options as parameters
     ] = "",
     image: Annotated[str, typer.Option(metavar="FILE", help="An image as its input.", rich_help_panel=_WHAT)] = "",
     tensor: Annotated[
-        str, typer.Option(metavar="MODEL", help="A model by its tensors, on /v2 or --grpc.", rich_help_panel=_WHAT)
+        str, typer.Option(metavar="MODEL", help="A model by its tensors, on /v2 or --triton.", rich_help_panel=_WHAT)
     ] = "",
-    length: Annotated[
-        int, typer.Option(min=1, help="Of dimensions of any size in made-up tensors.", rich_help_panel=_WHAT)
-    ] = 128,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="INPUT:D,D", help="Of a made-up tensor, without the batch.", rich_help_panel=_WHAT),
+    ] = None,
     chat: Annotated[str, typer.Option(metavar="PROMPT", help="A streamed chat.", rich_help_panel=_WHAT)] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="Of its answer.", rich_help_panel=_WHAT)] = 32,
     traffic: Annotated[
@@ -96,13 +97,13 @@ def load(  # noqa: PLR0917 - Typer declares options as parameters
 
     given = Given(
         url=url,
-        grpc=grpc,
+        triton=triton,
         key=key,
         task=task,
         input=body,
         image=image,
         tensor=tensor,
-        length=length,
+        shape=tuple(shape or ()),
         chat=chat,
         max_tokens=max_tokens,
         traffic=traffic,

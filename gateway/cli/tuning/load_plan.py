@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.cli.show import seconds_of
+from gateway.cli.tuning.options import duration_s, shapes_of, slo_of
 from gateway.tuning.load import traffic_file
 from gateway.tuning.load.asks import AskError, task_rows
 from gateway.tuning.load.session import Plan
 from gateway.tuning.load.traffic_file import Part
-from gateway.tuning.slo import parse_slo
 from gateway.tuning.traffic import TrafficClass, TrafficError, check_amount, parse_class
 
 DEFAULT_TASK: Final = "text-embedding"
@@ -21,6 +20,7 @@ DEFAULT_CONCURRENCY: Final = 8
 DEFAULT_DURATION_S: Final = 10
 DEFAULT_WARMUP_S: Final = 1
 _AFTER_TRACE_S: Final = 0.001
+_STRAIGHT: Final = ("triton", "shape")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class Given:
     """The options as they were given."""
 
     url: str
-    grpc: str
+    triton: str
     key: str = field(repr=False)
     task: str
     input: str
     image: str
     tensor: str
-    length: int
+    shape: Sequence[str]
     chat: str
     max_tokens: int
     traffic: Path | None
@@ -69,14 +69,14 @@ def plan_of(given: Given, stack: Mapping[str, Any]) -> Plan:
     if given.find and (len(parts) > 1 or parts[0].traffic.trace or parts[0].traffic.ramp_to):
         raise AskError("--find: raises one rate, or one number of callers: no trace, no ramp, no --traffic of several")
     is_sloped = any(part.traffic.trace or part.traffic.ramp_to for part in parts)
-    warmup = seconds_of(given.warmup, "--warmup") if given.warmup else DEFAULT_WARMUP_S * (not is_sloped)
-    duration_s = _duration_s(given, [part.traffic for part in parts])
-    check_amount([part.traffic for part in parts], duration_s=warmup + duration_s)
+    warmup_s = duration_s(given.warmup, "--warmup") if given.warmup else DEFAULT_WARMUP_S * (not is_sloped)
+    counted_s = _counted_s(given, [part.traffic for part in parts])
+    check_amount([part.traffic for part in parts], duration_s=warmup_s + counted_s)
     return Plan(
         parts=parts,
-        duration_s=duration_s,
-        warmup_s=warmup,
-        grace_s=seconds_of(given.grace, "--grace"),
+        duration_s=counted_s,
+        warmup_s=warmup_s,
+        grace_s=duration_s(given.grace, "--grace"),
         seed=given.seed,
         connections=given.connections,
         ops_url=given.ops_url or (str(stack.get("ops_url", "")) if is_stack else ""),
@@ -84,12 +84,12 @@ def plan_of(given: Given, stack: Mapping[str, Any]) -> Plan:
 
 
 def _parts(given: Given, *, url: str, key: str) -> list[Part]:
-    slo_ms = parse_slo(given.slo).ms if given.slo else 0.0
+    slo_ms = slo.ms if (slo := slo_of(given.slo)) else 0.0
     if given.traffic is None:
         return [_one(given, url=url, key=key, slo_ms=slo_ms)]
     others = {
         name: getattr(given, name)
-        for name in ("task", "tensor", "chat", "image", "input", "rate", "trace", "concurrency", "rows", "grpc")
+        for name in ("task", "tensor", "chat", "image", "input", "rate", "trace", "concurrency", "rows", *_STRAIGHT)
     }
     if any(others.values()):
         named = ", ".join(f"--{name}" for name, value in others.items() if value)
@@ -101,17 +101,18 @@ def _parts(given: Given, *, url: str, key: str) -> list[Part]:
 
 
 def _one(given: Given, *, url: str, key: str, slo_ms: float) -> Part:
-    if not url and not given.grpc:
-        raise AskError("nobody to ask: run `gateway up` here, or give --url (or --grpc with --tensor)")
+    if not url and not given.triton:
+        raise AskError("nobody to ask: run `gateway up` here, or give --url (or --triton with --tensor)")
     task = given.task or ("" if given.tensor or given.chat else DEFAULT_TASK)
-    asked = {name: getattr(given, name) for name in ("grpc", "image", "tensor", "length", "chat", "max_tokens")}
+    asked = {name: getattr(given, name) for name in ("triton", "image", "tensor", "chat", "max_tokens")}
     has_input = not (given.image or given.chat or given.tensor)
     default = DEFAULT_INPUTS.get(task, ()) if has_input else ()
     ask = traffic_file.ask_of(
         {
             **asked,
             "url": url,
-            "key": "" if given.grpc else key,
+            "key": "" if given.triton else key,
+            "shape": shapes_of(given.shape),
             "task": task,
             "input": _input(given.input) if given.input else default,
         },
@@ -164,11 +165,11 @@ def _objects(read: Any) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
     return many
 
 
-def _duration_s(given: Given, classes: Sequence[TrafficClass]) -> float:
+def _counted_s(given: Given, classes: Sequence[TrafficClass]) -> float:
     if given.duration:
-        duration_s = seconds_of(given.duration, "--duration")
-        if not duration_s:
+        counted_s = duration_s(given.duration, "--duration")
+        if not counted_s:
             raise AskError("--duration: must be longer than 0s")
-        return duration_s
+        return counted_s
     ends = [one.trace[-1] / one.speed + _AFTER_TRACE_S for one in classes if one.trace]
     return max(ends) if ends else DEFAULT_DURATION_S

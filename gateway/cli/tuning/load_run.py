@@ -1,9 +1,8 @@
 """`gateway load` once its options are read: the measurement, how it goes, and what is shown of it."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE,
 from gateway.cli.show import is_terminal, show, show_json
 from gateway.cli.tuning.files import Files
 from gateway.cli.tuning.load_plan import Given, plan_of
+from gateway.cli.tuning.options import slo_of
 from gateway.tuning import rendering
 from gateway.tuning.load import runner, session
 from gateway.tuning.load.asks import AskError
@@ -23,7 +23,7 @@ from gateway.tuning.load.finding import Found, Step
 from gateway.tuning.load.runner import OnProgress
 from gateway.tuning.load.session import Plan
 from gateway.tuning.report import Report
-from gateway.tuning.slo import Slo, parse_slo
+from gateway.tuning.slo import PERCENT, Slo, Verdict, verdicts
 from gateway.tuning.traffic import TrafficError
 
 _Result = TypeVar("_Result")
@@ -37,30 +37,29 @@ def offer(given: Given, *, csv: Path | None, html: Path | None, as_json: bool, y
     files.check()
     with _refused():
         plan = plan_of(given, stack_told())
-        wanted = parse_slo(given.slo) if given.slo else Slo(ms=0.0)
+        slo = slo_of(given.slo)
         _allowed(plan, yes=yes)
-        if given.find:
-            found = _run(_find(plan, wanted, is_quiet=as_json))
-            _tell_found(found, wanted, plan, files=files, as_json=as_json)
+        if given.find and slo is not None:
+            found = _run(_find(plan, slo, is_quiet=as_json))
+            _tell_found(found, slo, plan, files=files, as_json=as_json)
         else:
             report = _run(_measure(plan, is_quiet=as_json))
-            _tell(report, wanted, plan, files=files, as_json=as_json)
+            _tell(report, verdicts(report, percent=slo.percent if slo else PERCENT), files=files, as_json=as_json)
 
 
-def _tell(report: Report, slo: Slo, plan: Plan, *, files: Files, as_json: bool) -> None:
-    broken = session.broken(plan, report, percent=slo.percent)
+def _tell(report: Report, judged: Sequence[Verdict], *, files: Files, as_json: bool) -> None:
     try:
         if as_json:
             show_json(report.as_json())
         else:
             show(rendering.table(report))
-            for line in _verdicts(plan, report, slo):
-                say(line)
+            for one in judged:
+                say(str(one))
     finally:  # a full disk costs the file, and a closed stdout what is shown, but neither the other
         files.write([report])
     if session.is_unreached(report):
         raise Failure(f"nobody answers: {', '.join(sorted(report.whole.codes))}", EXIT_UNREACHABLE)
-    raise typer.Exit(EXIT_REFUSED if broken else 0)
+    raise typer.Exit(0 if all(one.is_held for one in judged) else EXIT_REFUSED)
 
 
 def _tell_found(found: Found, slo: Slo, plan: Plan, *, files: Files, as_json: bool) -> None:
@@ -78,16 +77,6 @@ def _tell_found(found: Found, slo: Slo, plan: Plan, *, files: Files, as_json: bo
     if reports and session.is_unreached(reports[-1]):
         raise Failure(f"nobody answers: {', '.join(sorted(reports[-1].whole.codes))}", EXIT_UNREACHABLE)
     raise typer.Exit(0 if found.held else EXIT_REFUSED)
-
-
-def _verdicts(plan: Plan, report: Report, slo: Slo) -> Iterator[str]:
-    classes = report.classes or (report.whole,)
-    for part, one in zip(plan.parts, classes, strict=True):
-        if part.traffic.slo_ms:
-            wanted = replace(slo, ms=part.traffic.slo_ms)
-            word = "held" if wanted.is_held(one) else "not held"
-            share = wanted.share(one) * 100
-            yield f"SLO {wanted} {word}: {one.name}: {share:.2f} % of {one.sent:,} had a right answer within it"
 
 
 async def _measure(plan: Plan, *, is_quiet: bool) -> Report:

@@ -8,6 +8,7 @@ from gateway.tuning.advising.situation import LEAST_GAIN, Advice, Outlook, Setti
 from gateway.tuning.report import OK, ClassReport, Report
 from gateway.tuning.simulation.run import simulate
 from gateway.tuning.simulation.world import parse_world
+from gateway.tuning.slo import Slo
 
 DELAYS_US: Final = (0, 500, 2000, 5000)
 BATCHES_AHEAD: Final = 2
@@ -39,16 +40,16 @@ SEEDS: Final = (1, 2)
 """What is better by chance in one of the two is not in the other."""
 
 Simulate = Callable[[Situation, float, int], Outlook]
-"""A situation, the target of its p99 in ms (0: none) and a seed -> what comes of it."""
+"""A situation, the ms of its SLO (0: none) and a seed -> what comes of it."""
 
 
-def advise(situation: Situation, *, target_p99_ms: float = 0.0, simulated: Simulate | None = None) -> Advice:
+def advise(situation: Situation, *, slo: Slo | None = None, simulated: Simulate | None = None) -> Advice:
     """The best single change, or why there is none.
 
-    `target_p99_ms`: as long as 99 of 100 requests are answered within it, the setting is right; 0: there is no target.
+    As long as `slo` is held the setting is right; without one the best p99, or throughput, is looked for.
     """
-    run = simulated or outlook
-    now = run(situation, target_p99_ms, SEEDS[0])
+    run, slo_ms = simulated or outlook, slo.ms if slo else 0.0
+    now = run(situation, slo_ms, SEEDS[0])
     told = _told(situation, now)
     if not _is_trusted(situation, now):
         return Advice(
@@ -59,13 +60,13 @@ def advise(situation: Situation, *, target_p99_ms: float = 0.0, simulated: Simul
             evidence=told,
             assumes=situation.assumes,
         )
-    if target_p99_ms and now.good >= 0.99:  # noqa: PLR2004 - what a p99 is
-        because = f"{now.good:.1%} of the requests are answered within {target_p99_ms:g} ms"
+    if slo and now.good * 100 >= slo.percent:
+        because = f"{now.good:.1%} of the requests are answered within {slo.ms:g} ms"
         return _none(situation, now, because, told)
-    aim = _Aim.of(situation, target_p99_ms)
-    is_short = now.busy >= BUSY or bool(target_p99_ms)
+    aim = _Aim.of(situation, slo_ms)
+    is_short = now.busy >= BUSY or bool(slo_ms)
     tried = [
-        (one, run(situation.at(one), target_p99_ms, SEEDS[0]))
+        (one, run(situation.at(one), slo_ms, SEEDS[0]))
         for one in neighbours(situation)
         if is_short or one.instances <= situation.setting.instances
     ]
@@ -77,8 +78,8 @@ def advise(situation: Situation, *, target_p99_ms: float = 0.0, simulated: Simul
     worth.sort(key=lambda one: not situation.knows_more_instances and one[1].instances > situation.setting.instances)
     again = None
     for gain, setting, then in worth:
-        again = again or run(situation, target_p99_ms, SEEDS[1])
-        sure = min(gain, aim.gain(again, run(situation.at(setting), target_p99_ms, SEEDS[1])))
+        again = again or run(situation, slo_ms, SEEDS[1])
+        sure = min(gain, aim.gain(again, run(situation.at(setting), slo_ms, SEEDS[1])))
         if sure >= LEAST_GAIN:
             return _change(situation, aim, found=(sure, setting, then), now=now, told=told)
     names = f"none of {len(tried)} neighbours is better by {LEAST_GAIN:.0%}"
@@ -88,9 +89,9 @@ def advise(situation: Situation, *, target_p99_ms: float = 0.0, simulated: Simul
     return _none(situation, now, names, told)
 
 
-def outlook(situation: Situation, target_p99_ms: float, seed: int) -> Outlook:
+def outlook(situation: Situation, slo_ms: float, seed: int) -> Outlook:
     """By the simulator."""
-    return outlook_of(simulate(parse_world(world(situation, target_p99_ms)), seed=seed), situation)
+    return outlook_of(simulate(parse_world(world(situation, slo_ms)), seed=seed), situation)
 
 
 def outlook_of(report: Report, situation: Situation) -> Outlook:
@@ -116,7 +117,7 @@ def _good(watched: ClassReport) -> float:
     return watched.goodput / watched.qps * watched.codes.get(OK, 0) / ended if watched.qps else 0.0
 
 
-def world(situation: Situation, target_p99_ms: float = 0.0) -> dict[str, Any]:
+def world(situation: Situation, slo_ms: float = 0.0) -> dict[str, Any]:
     """The situation as a document for `simulation.world.parse_world`."""
     setting, backend = situation.setting, situation.backend or "server"
     model: dict[str, Any] = {
@@ -144,7 +145,7 @@ def world(situation: Situation, target_p99_ms: float = 0.0) -> dict[str, Any]:
                 "priority": part.priority,
                 "tenant": part.priority,
                 "rows": part.rows,
-                "slo_ms": target_p99_ms,
+                "slo_ms": slo_ms,
                 **({"concurrency": part.callers} if part.callers else {"rate": part.rate}),
             }
             for part in situation.parts
@@ -216,9 +217,9 @@ class _Aim:
     of_interactive: bool = False
 
     @classmethod
-    def of(cls, situation: Situation, target_p99_ms: float) -> "_Aim":
-        if target_p99_ms:
-            return cls(f"requests within {target_p99_ms:g} ms")
+    def of(cls, situation: Situation, slo_ms: float) -> "_Aim":
+        if slo_ms:
+            return cls(f"requests within {slo_ms:g} ms")
         if situation.is_mixed:
             return cls("p99 of interactive requests", of_interactive=True)
         return cls("throughput" if situation.is_saturated else "p99")

@@ -27,43 +27,45 @@ class Ask:
 
     Attributes:
         url: of a gateway, or of a model server's own HTTP (`tensor`).
-        grpc: HOST:PORT of Triton or another that speaks its protocol, in place of `url`; for `tensor`.
+        triton: HOST:PORT (gRPC) of Triton or another that speaks its protocol, in place of `url`; for `tensor`.
         key: of the gateway.
         task: of the task API; with `chat` the model that is named, `general_llm` where none is.
         input: its input; several take turns. For `tensor`: values of one row by input, in place of made-up ones.
         image: a file that is the task's whole body.
         tensor / version: a model, by its tensors in binary form.
-        length: of dimensions of any size in made-up tensors.
+        shape: dimensions, without the batch, of made-up tensors; of inputs that are not named those of any size are 1.
         chat: a prompt; the answer is streamed, and of at most `max_tokens`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     url: str = ""
-    grpc: str = ""
+    triton: str = ""
     key: str = field(default="", repr=False)
     task: str = ""
     input: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
     image: str = ""
     tensor: str = ""
     version: str = ""
-    length: int = 128
+    shape: Mapping[str, Sequence[int]] = field(default_factory=dict)
     chat: str = ""
     max_tokens: int = 32
 
     def __post_init__(self) -> None:
         if bool(self.tensor) + bool(self.task or self.chat) != 1:
             raise AskError("task, tensor or chat: one of them says what is asked for")
-        if self.grpc and not self.tensor:
-            raise AskError("grpc: only tensors are asked for by gRPC (tensor)")
-        if not self.grpc and not self.url:
+        if self.triton and not self.tensor:
+            raise AskError("triton: only tensors are asked for there (tensor)")
+        if not self.triton and not self.url:
             raise AskError("url: whom to ask is not known")
         if self.image and (self.input or self.tensor or self.chat):
             raise AskError("image: it is the whole body of a task, which has no other input beside it")
         if self.task and not self.chat and not self.image and not self.input:
             raise AskError("input: the task has none; or give an image")
-        if self.length < 1 or self.max_tokens < 1:
-            raise AskError("length, max_tokens: must be at least 1")
+        if self.shape and not self.tensor:
+            raise AskError("shape: is of made-up tensors (tensor)")
+        if self.max_tokens < 1 or any(size < 1 for dims in self.shape.values() for size in dims):
+            raise AskError("shape, max_tokens: must be at least 1")
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
@@ -72,7 +74,7 @@ class Ask:
 
     def __str__(self) -> str:
         what = f"chat {self.task or DEFAULT_CHAT_TASK}" if self.chat else f"task {self.task}"
-        where = self.grpc or self.url
+        where = self.triton or self.url
         return f"{f'tensors of {self.tensor}' if self.tensor else what} at {where}"
 
 

@@ -21,9 +21,10 @@ def tensors(config: Mapping[str, Any], ask: Ask, *, rows: int, seed: int) -> lis
     """
     given = ask.inputs[0] if ask.inputs else {}
     names = [str(one["name"]) for one in config.get("input", ())]
-    for name in given:
-        if name not in names:
-            raise AskError(f"input: the model has no '{name}'; it has {', '.join(names) or 'none'}")
+    for option, named in (("input", given), ("shape", ask.shape)):
+        for name in named:
+            if name not in names:
+                raise AskError(f"{option}: the model has no '{name}'; it has {', '.join(names) or 'none'}")
     is_batched = int(config.get("max_batch_size") or 0) > 0
     if rows > 1 and not is_batched:
         raise AskError("rows: the model takes no batches")
@@ -31,10 +32,19 @@ def tensors(config: Mapping[str, Any], ask: Ask, *, rows: int, seed: int) -> lis
     found = []
     for one in config["input"]:
         name, kind = str(one["name"]), str(one["data_type"])
-        dims = [ask.length if int(dim) < 0 else int(dim) for dim in one["dims"]]
+        dims = _dims(name, [int(dim) for dim in one["dims"]], ask.shape.get(name))
         array = _said(name, given[name], kind) if name in given else _invented(kind, dims, rng)
         found.append(from_numpy(name, np.repeat(array[None], rows, axis=0) if is_batched else array))
     return found
+
+
+def _dims(name: str, dims: Sequence[int], wanted: Sequence[int] | None) -> Sequence[int]:
+    """What is wanted, where the model can take it; else its own, of which those of any size are 1."""
+    if wanted is None:
+        return [max(1, dim) for dim in dims]
+    if len(wanted) != len(dims) or any(dim not in (-1, size) for dim, size in zip(dims, wanted, strict=True)):
+        raise AskError(f"shape.{name}: the model takes {list(dims)}, not {list(wanted)}")
+    return wanted
 
 
 def _said(name: str, value: Any, kind: str) -> np.ndarray[Any, Any]:

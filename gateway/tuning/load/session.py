@@ -44,7 +44,7 @@ class Plan:
     def hosts(self) -> set[str]:
         """Whom it asks."""
         return {
-            part.ask.grpc.rpartition(":")[0].strip("[]") if part.ask.grpc else address(part.ask.url).host
+            part.ask.triton.rpartition(":")[0].strip("[]") if part.ask.triton else address(part.ask.url).host
             for part in self.parts
         }
 
@@ -141,13 +141,6 @@ def is_unreached(report: Report) -> bool:
     return bool(report.whole.codes) and NEVER_REACHED.issuperset(report.whole.codes)
 
 
-def broken(plan: Plan, report: Report, *, percent: float) -> list[str]:
-    """The classes whose `slo_ms` was not held for so many of a hundred requests."""
-    classes = report.classes or (report.whole,)
-    slos = [(part.traffic.name, Slo(ms=part.traffic.slo_ms, percent=percent)) for part in plan.parts]
-    return [name for (name, slo), one in zip(slos, classes, strict=True) if slo.ms and not slo.is_held(one)]
-
-
 def is_loopback(host: str) -> bool:
     """Whether it is this machine, by its name alone."""
     try:
@@ -185,9 +178,9 @@ async def _measured(plan: Plan, *, title: str, on_progress: OnProgress | None, s
 
 def _statistics(plan: Plan, clients: Clients) -> Statistics | None:
     """The server's own where it is asked straight, else what the gateway tells of all of them."""
-    addresses = {part.ask.grpc for part in plan.parts}
-    if len(addresses) == 1 and (grpc := addresses.pop()):
-        return TritonStatistics(clients, grpc)
+    addresses = {part.ask.triton for part in plan.parts}
+    if len(addresses) == 1 and (triton := addresses.pop()):
+        return TritonStatistics(clients, triton)
     return GatewayStatistics(plan.ops_url) if plan.ops_url else None
 
 

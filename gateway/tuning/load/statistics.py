@@ -35,17 +35,17 @@ class Statistics(Protocol):
 class TritonStatistics:
     """The counters of one server by gRPC."""
 
-    def __init__(self, clients: Clients, grpc: str) -> None:
-        self._clients, self._grpc = clients, grpc
+    def __init__(self, clients: Clients, triton: str) -> None:
+        self._clients, self._triton = clients, triton
         self._before: Sequence[ModelFigures] = ()
 
     async def begin(self) -> None:
         """The look before."""
-        self._before = await self._clients.figures(self._grpc)
+        self._before = await self._clients.figures(self._triton)
 
     async def end(self) -> Sequence[ServerReport]:
         """Models that answered something, all versions together."""
-        return grown(self._before, await self._clients.figures(self._grpc), backend=self._grpc)
+        return grown(self._before, await self._clients.figures(self._triton), backend=self._triton)
 
 
 class GatewayStatistics:

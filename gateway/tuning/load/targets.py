@@ -17,7 +17,7 @@ from gateway.core.models import ModelFigures
 from gateway.core.types import BackendCall, TensorPayload
 from gateway.tuning.load import asks, judging, made_up
 from gateway.tuning.load.asks import Ask, AskError
-from gateway.tuning.load.http_wire import HttpPool
+from gateway.tuning.load.http_wire import ANSWER_BYTES, HttpPool
 from gateway.tuning.load.judging import Judge
 from gateway.tuning.load.outcomes import WRONG_ANSWER, Outcome, Target
 from gateway.tuning.traffic import TrafficClass
@@ -75,8 +75,8 @@ class Clients:
 
     async def target(self, ask: Ask, traffic: TrafficClass, *, seed: int = 0) -> Target:
         """For a class; a model is asked for its configuration. Raises `AskError`."""
-        if ask.grpc:
-            return await self._grpc(ask, traffic, seed=seed)
+        if ask.triton:
+            return await self._straight(ask, traffic, seed=seed)
         pool = self._pool(ask)
         if ask.tensor:
             config = await self._config(ask, pool)
@@ -86,32 +86,32 @@ class Clients:
             return HttpTarget(pool, [asks.chat_request(ask, traffic)], judging.chat)
         return HttpTarget(pool, asks.task_requests(ask, traffic), judging.task)
 
-    async def figures(self, grpc: str) -> list[ModelFigures]:
+    async def figures(self, triton: str) -> list[ModelFigures]:
         """What a server by gRPC has counted of its models. Raises `AskError`."""
-        answer = await self._ask(grpc, b"ModelStatistics", pb.ModelStatisticsRequest(), pb.ModelStatisticsResponse)
-        return documents.figures(answer, replica=grpc)
+        answer = await self._ask(triton, b"ModelStatistics", pb.ModelStatisticsRequest(), pb.ModelStatisticsResponse)
+        return documents.figures(answer, replica=triton)
 
     async def close(self) -> None:
         """Close all of them."""
         pools = (pool.close() for pool in self._pools.values())
         await asyncio.gather(*pools, *(channel.close() for channel in self._channels.values()))
 
-    async def _grpc(self, ask: Ask, traffic: TrafficClass, *, seed: int) -> GrpcTarget:
+    async def _straight(self, ask: Ask, traffic: TrafficClass, *, seed: int) -> GrpcTarget:
         request = pb.ModelConfigRequest(name=ask.tensor, version=ask.version)
-        answer = await self._ask(ask.grpc, b"ModelConfig", request, pb.ModelConfigResponse)
+        answer = await self._ask(ask.triton, b"ModelConfig", request, pb.ModelConfigResponse)
         inputs = made_up.tensors(documents.document(answer.config), ask, rows=traffic.rows, seed=seed)
         payload = TensorPayload(inputs=tuple(inputs))
         call = BackendCall(request_id="", model=ask.tensor, version=ask.version, payload=payload)
-        return GrpcTarget(self._channel(ask.grpc), codec.encode(call, payload, None))
+        return GrpcTarget(self._channel(ask.triton), codec.encode(call, payload, None))
 
-    async def _ask(self, grpc: str, method: bytes, request: Any, form: Any) -> Any:
+    async def _ask(self, triton: str, method: bytes, request: Any, form: Any) -> Any:
         try:
-            message = await self._channel(grpc).unary(
+            message = await self._channel(triton).unary(
                 _SERVICE + method, request.SerializeToString(), timeout_s=SET_UP_S
             )
             return form.FromString(message)
         except (GrpcError, DecodeError) as error:
-            raise AskError(f"grpc: {grpc}: {error}") from error
+            raise AskError(f"triton: {triton}: {error}") from error
 
     async def _config(self, ask: Ask, pool: HttpPool) -> Mapping[str, Any]:
         path = f"{asks.model_path(ask)}/config"
@@ -137,13 +137,13 @@ class Clients:
             self._pools[at] = HttpPool(to.host, to.port, is_tls=to.is_tls, limit=self._connections)
         return self._pools[at]
 
-    def _channel(self, grpc: str) -> GrpcChannel:
-        if grpc not in self._channels:
+    def _channel(self, triton: str) -> GrpcChannel:
+        if triton not in self._channels:
             try:
-                self._channels[grpc] = GrpcChannel(grpc)
+                self._channels[triton] = GrpcChannel(triton, max_receive_bytes=ANSWER_BYTES)
             except ValueError as error:
-                raise AskError(f"grpc: {error}") from error
-        return self._channels[grpc]
+                raise AskError(f"triton: {error}") from error
+        return self._channels[triton]
 
 
 @asynccontextmanager

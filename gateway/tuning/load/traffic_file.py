@@ -76,7 +76,7 @@ def part(given: object, *, at: str, folder: Path, url: str, key: str, environ: M
 def ask_of(given: Mapping[str, Any], *, at: str) -> Ask:
     """The requests of a class. Raises `AskError`."""
     try:
-        return _ASK.validate_json(orjson.dumps({**given, "url": "" if given.get("grpc") else given.get("url", "")}))
+        return _ASK.validate_json(orjson.dumps({**given, "url": "" if given.get("triton") else given.get("url", "")}))
     except ValidationError as error:
         first = error.errors()[0]
         inner = first.get("ctx", {}).get("error")

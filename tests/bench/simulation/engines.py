@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,7 @@ from gateway.tuning.load.outcomes import Outcome, Target
 from gateway.tuning.traffic import TrafficClass
 from local_runtime.messages import InferRequest
 from local_runtime.runtime import InferenceError, LocalRuntime, RuntimeOptions
-from tests.bench.simulation.subjects import TOKENS, Subject
+from tests.bench.simulation.subjects import Subject
 from tests.kit.servers import running
 
 QUEUE = 100_000
@@ -90,13 +90,15 @@ class Local:
 @dataclass(frozen=True)
 class Triton:
     clients: targets.Clients
-    grpc: str
+    triton: str
+    shape: Mapping[str, Sequence[int]]
 
     async def target(self, model: str) -> Target:
-        return await self.clients.target(Ask(grpc=self.grpc, tensor=model, length=TOKENS), TrafficClass(concurrency=1))
+        ask = Ask(triton=self.triton, tensor=model, shape=self.shape)
+        return await self.clients.target(ask, TrafficClass(concurrency=1))
 
     async def counted(self, model: str) -> Counted:
-        (one,) = [one for one in await self.clients.figures(self.grpc) if one.model == model]
+        (one,) = [one for one in await self.clients.figures(self.triton) if one.model == model]
         return Counted(
             requests=one.requests,
             compute_us=one.compute_input_us + one.compute_infer_us + one.compute_output_us,
@@ -129,7 +131,8 @@ async def triton(subject: Subject, folder: Path) -> AsyncIterator[Engine]:
 
         await asyncio.gather(*(asyncio.to_thread(load, name) for name in names))
         async with targets.clients() as clients:
-            yield Triton(clients, server.grpc)
+            shape = {name: array.shape[1:] for name, array in subject.inputs.items()}
+            yield Triton(clients, server.grpc, shape)
 
 
 ENGINES: dict[str, Callable[[Subject, Path], contextlib.AbstractAsyncContextManager[Engine]]] = {

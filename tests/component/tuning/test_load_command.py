@@ -180,7 +180,7 @@ def test_inputs_of_a_file_take_turns(gateway, tmp_path):
     [
         (["--rate", "x"], "--rate x: write 50"),
         (["--rate", "5", "--concurrency", "2"], "rate and concurrency"),
-        (["--slo", "fast"], "'fast': write an SLO as"),
+        (["--slo", "fast"], "--slo 'fast': write an SLO as"),
         (["--find"], "--find: raises load until an SLO breaks"),
         (["--find", "--slo", "1s", "--rate", "1..5"], "--find: raises one rate"),
         (["--task", "ocr"], "input: the task has none"),
@@ -192,7 +192,11 @@ def test_inputs_of_a_file_take_turns(gateway, tmp_path):
         (["--traffic", "x.yaml", "--rate", "5"], "not beside it: --rate"),
         (["--url", "http://192.0.2.1:80"], "192.0.2.1: not this machine; --yes"),
         (["--priority", "high"], "priority"),
-        (["--chat", "a", "--grpc", "127.0.0.1:1"], "grpc"),
+        (["--tensor", "m", "--shape", "3"], "--shape 3: write INPUT:D,D"),
+        (["--shape", "X:3"], "shape: is of made-up tensors"),
+        (["--traffic", "x.yaml", "--shape", "X:3"], "not beside it: --shape"),
+        (["--duration", "0.4"], "--duration 0.4: write a time as"),
+        (["--chat", "a", "--triton", "127.0.0.1:1"], "triton"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(gateway, options, told):

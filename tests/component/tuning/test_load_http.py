@@ -270,9 +270,9 @@ async def test_a_model_that_is_not_there_is_told_before_anything_is_sent():
             await load(up.base_url.removesuffix("/v1"), TrafficClass(rate=1), ask={"tensor": "m"})
     with pytest.raises(AskError, match="connection_refused"):
         await load(f"http://127.0.0.1:{free_port()}", TrafficClass(rate=1), ask={"tensor": "m"})
-    with pytest.raises(AskError, match="grpc: 127"):
+    with pytest.raises(AskError, match="triton: 127"):
         async with targets.clients() as clients:
-            await clients.target(Ask(grpc=f"127.0.0.1:{free_port()}", tensor="m"), TrafficClass(rate=1))
+            await clients.target(Ask(triton=f"127.0.0.1:{free_port()}", tensor="m"), TrafficClass(rate=1))
 
 
 async def test_what_the_generator_never_came_to_send_was_due_all_the_same():

@@ -14,6 +14,7 @@ from gateway.tuning.curves import LatencyCurve
 from gateway.tuning.report import ClassReport as Whole
 from gateway.tuning.report import Percentiles, Report, ServerReport
 from gateway.tuning.simulation.world import parse_world
+from gateway.tuning.slo import Slo
 
 CURVE = LatencyCurve(model="m", compute_us={1: (4000.0,), 8: (6000.0,), 32: (14_000.0,)}, source="a table")
 ONE = (Part(priority="interactive", rate=50.0),)
@@ -36,7 +37,7 @@ def situation(**changed) -> Situation:
 def table(now: Outlook, **better: Outlook):
     """A simulator that knows the setting as it is and, by the field that differs, some others."""
 
-    def simulated(one: Situation, target_p99_ms: float, seed: int) -> Outlook:
+    def simulated(one: Situation, slo_ms: float, seed: int) -> Outlook:
         for name, then in better.items():
             field, _, value = name.rpartition("_")
             if str(getattr(one.setting, field)) == value:
@@ -77,21 +78,21 @@ def test_throughput_that_costs_p99_is_no_advice():
 def test_what_is_better_by_one_seed_alone_is_no_advice():
     lucky = Outlook(p99_ms=50.0, rows_per_s=50.0)
 
-    def simulated(one, target_p99_ms, seed):
+    def simulated(one, slo_ms, seed):
         return lucky if seed == 1 and one.setting.max_batch_size == 16 else NOW
 
     assert advise(situation(), simulated=simulated).advised is None
 
 
 def test_a_setting_that_keeps_its_target_is_right():
-    told = advise(situation(), target_p99_ms=150.0, simulated=table(NOW))
+    told = advise(situation(), slo=Slo(ms=150), simulated=table(NOW))
     assert told.advised is None
     assert told.because == "100.0% of the requests are answered within 150 ms"
 
 
 def test_a_missed_target_is_what_counts():
     now, then = (Outlook(p99_ms=200.0, rows_per_s=50.0, good=good) for good in (0.5, 0.9))
-    told = advise(situation(), target_p99_ms=150.0, simulated=table(now, delay_us_500=then))
+    told = advise(situation(), slo=Slo(ms=150), simulated=table(now, delay_us_500=then))
     assert told.advised == Setting(max_batch_size=8, delay_us=500)
     assert told.gain == pytest.approx(0.8)
     assert "50.0% -> 90.0% in time" in told.evidence[-1]

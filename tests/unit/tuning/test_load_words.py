@@ -99,14 +99,14 @@ def test_classes_of_a_file_have_their_own_keys_requests_and_traces(tmp_path):
 classes:
   - {name: people, rate: 50, slo_ms: 100, task: text-embedding, input: {text: [a, b]}}
   - {name: bulk, concurrency: 2, rows: 8, priority: batch, key_env: BULK, task: text-embedding, input: {text: a}}
-  - {name: again, trace: trace.txt, speed: 2, tensor: m, grpc: "127.0.0.1:1"}
+  - {name: again, trace: trace.txt, speed: 2, tensor: m, triton: "127.0.0.1:1"}
 """
     )
     parts = traffic_file.read(tmp_path / "traffic.yaml", url=URL, key="k", environ={"BULK": "secret"})
     people, bulk, again = parts
     assert (people.traffic.rows, people.ask.key, people.traffic.slo_ms) == (2, "k", 100)
     assert (bulk.traffic.rows, bulk.ask.key, bulk.traffic.priority) == (8, "secret", "batch")
-    assert (again.traffic.trace, again.ask.grpc, again.ask.url) == ((0, 1), "127.0.0.1:1", "")
+    assert (again.traffic.trace, again.ask.triton, again.ask.url) == ((0, 1), "127.0.0.1:1", "")
     assert "secret" not in repr(parts)
 
 
@@ -186,9 +186,10 @@ def test_requests_that_cannot_be_made(given, rows, told):
     [
         ({"task": "t"}, "input"),
         ({"task": "t", "input": {"text": "a"}, "url": ""}, "url"),
-        ({"chat": "a", "grpc": "h:1"}, "grpc"),
+        ({"chat": "a", "triton": "h:1"}, "triton"),
         ({"tensor": "m", "image": "a.png"}, "image"),
-        ({"tensor": "m", "length": 0}, "length"),
+        ({"tensor": "m", "shape": {"X": [0]}}, "shape"),
+        ({"task": "t", "input": {"text": "a"}, "shape": {"X": [1]}}, "shape"),
     ],
 )
 def test_what_makes_no_request(given, told):
@@ -207,12 +208,12 @@ CONFIG = {
 
 
 def test_tensors_are_made_up_with_the_types_and_shapes_of_the_model():
-    made = made_up.tensors(CONFIG, Ask(url=URL, tensor="m", length=5), rows=3, seed=1)
+    made = made_up.tensors(CONFIG, Ask(url=URL, tensor="m", shape={"IDS": [5], "X": [2, 5]}), rows=3, seed=1)
     text, ids, x = (to_numpy(one) for one in made)
     assert text.tolist() == [[b"a cat"]] * 3
     assert ids.tolist() == [[1] * 5] * 3
     assert (x.shape, x.dtype) == ((3, 2, 5), np.float32)
-    again = made_up.tensors(CONFIG, Ask(url=URL, tensor="m", length=5), rows=3, seed=1)
+    again = made_up.tensors(CONFIG, Ask(url=URL, tensor="m", shape={"IDS": [5], "X": [2, 5]}), rows=3, seed=1)
     assert bytes(again[2].data) == bytes(made[2].data)
 
 
@@ -237,3 +238,21 @@ def test_a_model_without_batches_has_no_dimension_for_them():
 def test_values_that_do_not_fit(given, told):
     with pytest.raises(AskError, match=told):
         made_up.tensors(CONFIG, Ask(url=URL, tensor="m", input=given), rows=1, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ({"Z": [1]}, "shape: the model has no 'Z'"),
+        ({"X": [3, 5]}, r"shape.X: the model takes \[2, -1\], not \[3, 5\]"),
+        ({"X": [2]}, r"shape.X: the model takes \[2, -1\], not \[2\]"),
+    ],
+)
+def test_shapes_that_do_not_fit(shape, told):
+    with pytest.raises(AskError, match=told):
+        made_up.tensors(CONFIG, Ask(url=URL, tensor="m", shape=shape), rows=1, seed=1)
+
+
+def test_dimensions_of_any_size_are_1_where_nobody_says_more():
+    text, ids, x = (to_numpy(one) for one in made_up.tensors(CONFIG, Ask(url=URL, tensor="m"), rows=2, seed=1))
+    assert (text.shape, ids.shape, x.shape) == ((2, 1), (2, 1), (2, 2, 1))
