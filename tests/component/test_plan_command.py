@@ -370,3 +370,10 @@ def test_a_long_plan_says_in_lines_how_far_it_is(curve, monkeypatch):
     lines = result.stderr.splitlines()
     assert any(line.startswith("0 runs made; now 4 replicas, ") for line in lines)
     assert any(line.startswith("1 run made; the last: 4 replicas, ") for line in lines)
+
+
+def test_a_low_rate_is_not_none(curve):
+    result = run("plan", "--slo", "p50=60ms", "--rate", "0.01", "--curve", curve, *SINGLE)
+    assert result.exit_code == 0, result.output
+    assert "held at 0.012 requests/s, 20 % above" in result.output
+    assert "goodput    0 requests/s" not in result.output

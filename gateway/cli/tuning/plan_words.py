@@ -54,7 +54,7 @@ def show_plan(found: Found, situation: Situation, *, headroom: float, seeds: Seq
                     "cost": _cost_words(chosen.replicas, situation, headroom),
                     f"{_slo_words(situation)}": f"{_ms(worst.latency_ms)} in the worst of {len(seeds)} runs",
                     "p50 / p99": f"{_ms(worst.p50_ms)} / {_ms(worst.p99_ms)}",
-                    "goodput": f"{worst.goodput:,.0f} requests/s, {percent(worst.good)} of what came within the SLO",
+                    "goodput": f"{_rate(worst.goodput)} requests/s, {percent(worst.good)} of what came within the SLO",
                     "busy": f"{percent(worst.busy)} of the instances' time, {worst.mean_batch:.1f} rows a batch",
                 }
             )
@@ -110,7 +110,7 @@ def _why_ruled_out(ruled_out: Sequence[Candidate], situation: Situation) -> str:
     if possible:
         best = min(possible, key=lambda one: one.least)
         return (
-            f"{situation.rows_per_s:,.0f} rows/s need {so_many(best.least)} at least, by the curve, with "
+            f"{_rate(situation.rows_per_s)} rows/s need {so_many(best.least)} at least, by the curve, with "
             f"{setting_words(best.setting)}: more than --max-replicas"
         )
     best = ruled_out[0]
@@ -185,6 +185,11 @@ def _slo_words(situation: Situation) -> str:
     return str(Slo(ms=situation.slo_ms, percent=situation.percent))
 
 
+def _rate(per_s: float) -> str:
+    """Whole where it is large; a request an hour is not none."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"  # noqa: PLR2004 - three digits either way
+
+
 def _ms(value: float) -> str:
     return "no answer" if math.isinf(value) else figure(value, "ms")
 
@@ -194,7 +199,7 @@ def _notes(found: Found, situation: Situation, *, headroom: float, seeds: Sequen
     yield f"{found.runs} runs"
     if situation.rate:
         more = f", {percent(headroom)} above the traffic asked about" if headroom else ""
-        yield f"held at {situation.rate:,.0f} requests/s{more}"
+        yield f"held at {_rate(situation.rate)} requests/s{more}"
     if situation.survive:
         yield f"with {situation.survive} of the replicas dead all the time"
     yield f"never planned: more than {percent(FULLEST)} of what the replicas can compute at most"
