@@ -52,7 +52,7 @@ Between = Annotated[str, typer.Option("--for", metavar="TIME", help="Between the
 @app.command(
     epilog=examples(
         "gateway doctor",
-        "gateway doctor --for 30s --target-p99 250",
+        "gateway doctor --for 30s --slo p99=250ms",
         "gateway doctor --ops-url http://10.0.0.4:8081 --server http://10.0.0.7:8000 "
         "--metrics-url http://10.0.0.7:8002 --json",
     )
@@ -66,10 +66,9 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
         typer.Option("--metrics-url", metavar="URL", help="Triton's metrics page, for GPU memory; may be repeated."),
     ] = None,
     duration: Between = "10s",
-    target_p99: Annotated[
-        float | None,
-        typer.Option(min=0.001, metavar="MS", help="What p99 is to be; default: each task's attempt_timeout_ms."),
-    ] = None,
+    slo: Annotated[
+        str, typer.Option(metavar="250ms|p99=250ms", help="What p99 is to be; default: each task's attempt_timeout_ms.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     admin_url: AdminUrl = "",
     admin_token: AdminToken = "",
@@ -78,12 +77,17 @@ def doctor(  # noqa: PLR0917 - Typer declares options as parameters
 
     Exit codes: 0 nothing is wrong, 1 findings, 2 usage, 3 the control plane does not answer, or refuses.
     """
+    from gateway.cli.tuning.options import slo_of
+
+    wanted = slo_of(slo, percentiles=("p99",))
     span_s = seconds_of(duration, "--for")
     if not 1 <= span_s <= 3600:  # noqa: PLR2004 - what `/overview` keeps
         raise Failure("--for: between 1s and 1h", EXIT_USAGE)
     admin = admin_of(admin_url, admin_token)
     places = _places(admin.url, ops_url=ops_url, servers=servers or (), metrics=metrics or ())
-    facts = _seen(Looker(admin, settings_of(config), places), span_s=span_s, target_p99_ms=target_p99)
+    facts = _seen(
+        Looker(admin, settings_of(config), places), span_s=span_s, target_p99_ms=wanted.ms if wanted else None
+    )
     found = examine(facts)
     if as_json:
         told = {"window_s": round(facts.window_s, 3), "findings": [asdict(one) for one in found]}

@@ -213,7 +213,7 @@ async def wrong(local, triton, gpu_page, tmp_path_factory, redis_server) -> dict
     async with stack(triton, tmp_path_factory.mktemp("wrong"), redis_server.url, **sections) as one:
         traffic = Load(one.gateway.url, clients)
         async with traffic.under_way():
-            done = await one.doctor("--target-p99", "100", "--metrics-url", gpu_page, "--json")
+            done = await one.doctor("--slo", "100ms", "--metrics-url", gpu_page, "--json")
     assert done.returncode == 1, done.stdout + done.stderr
     assert set(traffic.statuses) == {200}
     await load(triton, *loaded, verb="unload")
