@@ -27,7 +27,6 @@ KEEP_ALIVE_S: Final = 75  # longer than the 60 s of common load balancers, so th
 WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing for so long is let go
 PING_S: Final = 20.0  # between pings on a WebSocket, and until a pong: uvicorn's own, below usual proxies' idle times
 WEBSOCKET_READ: Final = 4 * 1024  # bytes parsed at once: some 700 of the smallest frames, each worth 0.1 ms
-_END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 _UPGRADE: Final = re.compile(rb"(?im)^upgrade:[^\r\n]*\r?\n")
 _WEBSOCKET: Final = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r?$")
 _CONNECTION_UPGRADE: Final = re.compile(rb"(?im)^connection:[^\r\n]*\bupgrade\b")
@@ -92,27 +91,30 @@ class Http(HttpToolsProtocol):
     def _take_head(self, data: bytes) -> bytes:
         """Feed a whole head to the parser; what follows it."""
         before = len(self._head)
-        self._head += data
-        if before == 0:  # empty lines before a request are nothing (RFC 9112, 2.2)
-            del self._head[: len(self._head) - len(self._head.lstrip(b"\r\n"))]
-        if not self._head:
+        if before:
+            self._head += data
+        else:
+            data = data.lstrip(b"\r\n")  # empty lines before a request are nothing (RFC 9112, 2.2)
+        if not data:
             return b""
         self._unset_keepalive_if_required()
-        if self._is_answered():
-            self._start_head_timer()
-        end = _END_OF_HEAD.search(self._head, max(0, before - 3))
-        size = end.end() if end else len(self._head)
-        if size > MAX_HEAD_BYTES:
+        came = self._head or data
+        size = _end_of_head(came, max(0, before - 3))
+        if (size or len(came)) > MAX_HEAD_BYTES:
             self._refuse_head()
             return b""
-        if end is None:
+        if size is None:
+            if not before:
+                self._head += data
+            if self._is_answered():
+                self._start_head_timer()
             return b""
-        head, rest = bytes(self._head[:size]), bytes(self._head[size:])
+        head, rest = bytes(came[:size]), bytes(came[size:])
         self._head.clear()
         if self.ws_protocol_class is not None and self._is_answered() and _wants_websocket(head):
             super().data_received(head)
             return self._hand_over(rest)
-        super().data_received(_UPGRADE.sub(b"", head))
+        super().data_received(_UPGRADE.sub(b"", head) if b"upgrade:" in head.lower() else head)
         return rest
 
     def _hand_over(self, rest: bytes) -> bytes:
@@ -336,6 +338,15 @@ async def serve_app(
         server.should_exit = True
         stopping.cancel()
         await serving
+
+
+def _end_of_head(came: bytes | bytearray, start: int) -> int | None:
+    """Where the first empty line from `start` on ends; None where there is none. Lines may end without a CR."""
+    bare = came.find(b"\n\n", start)
+    with_cr = came.find(b"\n\r\n", start, bare + 2 if bare >= 0 else len(came))
+    if with_cr >= 0:
+        return with_cr + 3
+    return bare + 2 if bare >= 0 else None
 
 
 def _wants_websocket(head: bytes) -> bool:
