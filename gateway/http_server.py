@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -27,10 +28,64 @@ KEEP_ALIVE_S: Final = 75  # longer than the 60 s of common load balancers, so th
 WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing for so long is let go
 PING_S: Final = 20.0  # between pings on a WebSocket, and until a pong: uvicorn's own, below usual proxies' idle times
 WEBSOCKET_READ: Final = 4 * 1024  # bytes parsed at once: some 700 of the smallest frames, each worth 0.1 ms
+_CONTROLS: Final = bytes({*range(32), 127} - {9})  # in no header's value, but a tab (RFC 9110, 5.5)
+_FRAMING: Final = frozenset((b"connection", b"transfer-encoding"))
 _UPGRADE: Final = re.compile(rb"(?im)^upgrade:[^\r\n]*\r?\n")
 _WEBSOCKET: Final = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r?$")
 _CONNECTION_UPGRADE: Final = re.compile(rb"(?im)^connection:[^\r\n]*\bupgrade\b")
 _BODY: Final = re.compile(rb"(?im)^(content-length|transfer-encoding|expect):")
+
+
+class Cycle(RequestResponseCycle):
+    """A request and its answer. A whole answer of known length is written in one piece, and its head searched as one.
+
+    uvicorn searches each header by itself, and writes twice. Whatever is not usual is left to it.
+    """
+
+    _head: bytes | None = None  # held back until the body comes, which is at once
+
+    async def send(self, message: Any) -> None:
+        """See ASGI."""
+        if self.flow.write_paused or not self._has_sent(message):
+            if self._head is not None and not self.disconnected:
+                self.transport.write(self._head)
+            self._head = None
+            await super().send(message)
+
+    def _has_sent(self, message: Any) -> bool:
+        """Send what is usual; whether it was."""
+        if self.disconnected or not self.keep_alive or self.scope["method"] == "HEAD":
+            return False
+        if not self.response_started:
+            return message["type"] == "http.response.start" and self._has_begun(message)
+        body, has_more = message.get("body", b""), message.get("more_body", False)
+        if self._head is not None and not has_more and len(body) == self.expected_content_length:
+            self.transport.write(self._head + body)
+            self._head, self.response_complete = None, True
+            self.message_event.set()
+            self.on_response()
+            return True
+        if self.chunked_encoding and body and has_more and not self.response_complete:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return True
+        return False
+
+    def _has_begun(self, message: Any) -> bool:
+        """Hold the head of an answer of known length; whether it is one."""
+        fields = [*self.default_headers, *message["headers"]]
+        known = dict(fields)
+        length = known.get(b"content-length")
+        if length is None or not known.keys().isdisjoint(_FRAMING):
+            return False
+        head = STATUS_LINE[message["status"]] + b"\r\n".join([b": ".join(field) for field in fields]) + b"\r\n\r\n"
+        if len(head) - len(head.translate(None, _CONTROLS)) != 2 * len(fields) + 4:
+            return False  # more line ends than lines: uvicorn says where
+        self.response_started, self.waiting_for_100_continue = True, False
+        self.expected_content_length, self.chunked_encoding, self._head = int(length), False, head
+        return True
+
+
+httptools_impl.RequestResponseCycle = Cycle  # type: ignore[misc]  # uvicorn's protocol makes them by this name
 
 
 class Http(HttpToolsProtocol):

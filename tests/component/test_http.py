@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -148,3 +149,45 @@ async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):
             peer.sendall(CHAT_HEAD + CHAT)
             await until(lambda: gw.seen.records)
     assert gw.seen.records[0].code == "client_closed"
+
+
+@contextlib.asynccontextmanager
+async def answering(*fields):
+    """A server that answers everything with `ok`, its length and these headers."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2"), *fields]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    stop = asyncio.Event()
+    with http_server.bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        serving = asyncio.create_task(http_server.serve_app(app, [listener], stop, drain_s=1))
+        try:
+            yield SimpleNamespace(url=f"http://127.0.0.1:{port}")
+        finally:
+            stop.set()
+            await serving
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx-more: 1", b"a\nx-more: 1", b"a\rx-more: 1", b"a\0x-more: 1"])
+async def test_no_value_of_a_header_brings_another_along(value):
+    async with answering((b"x-one", value)) as gw:
+        answer = await talk(gw, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer == b""  # that is a fault of our own: nothing of it is told
+
+
+async def test_a_header_may_hold_a_tab_and_other_alphabets():
+    async with answering((b"x-one", b"a\tb \xe4")) as gw:
+        answer = await talk(gw, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        kept = await talk(gw, b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.0\r\n\r\n")
+    assert b"\r\nx-one: a\tb \xe4\r\n" in answer
+    assert answer.endswith(b"\r\n\r\nok")
+    assert kept.count(b"\r\nx-one: a\tb \xe4\r\n") == kept.count(b"\r\n\r\nok") == 2
+
+
+async def test_the_answer_to_a_head_has_its_length_and_no_body():
+    async with answering() as gw:
+        answer = await talk(gw, b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n")
+    assert answer.count(b"content-length: 2\r\n") == 2
+    assert answer.count(b"ok") == 1
