@@ -195,6 +195,8 @@ class Http(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """What follows is a head."""
         self._is_in_head = True
+        if self._departures:
+            self._departures[-1].has_asked = True
         super().on_message_complete()
 
     def _is_answered(self) -> bool:

@@ -157,7 +157,7 @@ def _visit(visit: Visit, number: int, item: Item) -> Visit:
         received_us=visit.api.pipeline.clock(),
         body=body,
         walked=False,
-        trace=visit.api.traced(visit.headers, visit.request.scope),
+        trace=visit.api.traced(visit.headers, visit.scope),
     )
 
 

@@ -41,7 +41,7 @@ async def create(visit: Visit) -> Response:
         raise Forbidden("a client token may not make others: that takes the key itself")
     wish = _wish(json_object(visit.headers, visit.body) if visit.body else {})
     keys = visit.api.keys
-    identity = await keys.identify(shown_key(visit.request.scope, visit.headers))
+    identity = await keys.identify(shown_key(visit.scope, visit.headers))
     _check(visit, wish, identity)
     now_s = int(time.time())
     until_s = now_s + wish.minutes * 60

@@ -81,7 +81,7 @@ class Visit:
     """One request at the door. `walked` tells whether the pipeline has taken over its record."""
 
     api: Api
-    request: Request
+    scope: Scope
     headers: Headers
     id: str
     received_us: int
@@ -90,6 +90,11 @@ class Visit:
     task: Task | None = None
     walked: bool = False
     trace: Trace | None = None
+
+    @property
+    def request(self) -> Request:
+        """Its address, read; most handlers do without."""
+        return Request(self.scope)
 
     def enter(self, task: Task) -> Task:
         """The visit is for `task`. Raises `Forbidden` where the key is not, before any work is done for it."""
@@ -176,10 +181,10 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        request, headers = Request(scope), headers_of(scope)
+        headers = headers_of(scope)
         visit = Visit(
             api=self._api,
-            request=request,
+            scope=scope,
             headers=headers,
             id=request_id(headers),
             received_us=self._api.pipeline.clock(),
@@ -188,8 +193,10 @@ class Endpoint:
         )
         try:
             visit.caller = await self._api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))
-            if request.method == "POST":
-                visit.body = await read_body(headers, receive, self._api.body)
+            if scope["method"] == "POST":
+                departure: Departure | None = scope.get(DEPARTURE)
+                is_here = departure is not None and departure.has_asked
+                visit.body = await read_body(headers, receive, self._api.body, is_here=is_here)
         except GatewayError as error:
             response = self._refuse(visit, error)
             if not await drain(headers, receive, self._api.body):
@@ -204,6 +211,7 @@ class Endpoint:
     async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             response = await self._handler(visit)
+            response.raw_headers.append((b"x-request-id", visit.id.encode("ascii")))
         except GatewayError as error:
             response = self._refuse(visit, error)
         except Exception as unforeseen:  # noqa: BLE001 - the request boundary: never a stack trace to a caller
@@ -211,7 +219,6 @@ class Endpoint:
             fault = InternalError("the gateway failed on this request")
             fault.__cause__ = unforeseen
             response = self._refuse(visit, fault)
-        response.headers["x-request-id"] = visit.id
         await response(scope, receive, send)
 
     def _refuse(self, visit: Visit, error: GatewayError) -> Response:
@@ -229,11 +236,15 @@ def request_id(headers: Headers) -> str:
 
 
 class Departure:
-    """A caller's leaving, told by the server that sees it: cheaper than a task that waits for ASGI's message."""
+    """A caller's leaving, told by the server that sees it: cheaper than a task that waits for ASGI's message.
 
-    __slots__ = ("has_left", "is_over", "on_left")
+    `has_asked`: the whole request has come.
+    """
+
+    __slots__ = ("has_asked", "has_left", "is_over", "on_left")
 
     def __init__(self) -> None:
+        self.has_asked = False
         self.has_left = False
         self.is_over = False
         self.on_left: Callable[[], object] | None = None

@@ -33,7 +33,7 @@ async def infer(visit: Visit) -> Response:
 
 async def infer_task(visit: Visit) -> Response:
     """The same for one task; also as `multipart/form-data` and raw `image/*` and `audio/*`."""
-    task = visit.enter(visit.api.task(visit.request.path_params["task"]))
+    task = visit.enter(visit.api.task(visit.scope["path_params"]["task"]))
     kind = media_type(visit.headers)
     if kind == "multipart/form-data":
         parts = await form(visit.headers, visit.body)
@@ -63,7 +63,7 @@ async def list_tasks(visit: Visit) -> Response:
 
 async def get_task(visit: Visit) -> Response:
     """One task, as in the list."""
-    task = visit.enter(visit.api.task(visit.request.path_params["task"]))
+    task = visit.enter(visit.api.task(visit.scope["path_params"]["task"]))
     return json_answer(_described(visit, task))
 
 

@@ -45,11 +45,11 @@ def is_ours(path: str) -> bool:
 
 async def serve(visit: Visit) -> Response:
     """Any call, for callers with a key. The server's own live and ready need none, and are not here."""
-    found = _route(visit.request.scope["raw_path"])
+    found = _route(visit.scope["raw_path"])
     if found is None:
         raise NotFound("Not Found")
     method = METHODS[found.call].decode()
-    if method and visit.request.method not in (method, "HEAD" if method == "GET" else method):
+    if method and visit.scope["method"] not in (method, "HEAD" if method == "GET" else method):
         response = oip_error(MethodNotAllowed("Method Not Allowed"))
         response.headers["allow"] = "GET, HEAD" if method == "GET" else method
         return response
