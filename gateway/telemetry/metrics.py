@@ -15,6 +15,7 @@ from gateway.core.models import ModelFigures
 from gateway.core.rules import RuleSet
 from gateway.core.types import EngineLoad, Place
 from gateway.core.watching.record import RequestRecord
+from gateway.telemetry.cells import count_in_place
 from gateway.telemetry.engine_metrics import EngineMetrics
 from gateway.telemetry.exemplars import Folder
 from gateway.telemetry.labels import Names
@@ -39,6 +40,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry, folder: Path | None = None) -> None:
+        count_in_place()
         self._names, exemplars = Names(), Folder(folder)
         self._requests = RequestMetrics(registry, self._names, exemplars)
         self._usage = UsageMetrics(registry, exemplars)
