@@ -235,6 +235,8 @@ def _said(value: object) -> int:
 
 def _written(values: list[Any]) -> int:
     """Tokens of what is given to the model as JSON: names and punctuation count too."""
+    if values.count(None) == len(values):  # usually there are none
+        return 0
     return estimate('":"'.join(text or "" for text in _texts(values, with_keys=True)))
 
 
@@ -265,7 +267,9 @@ def _texts(value: object, *, with_keys: bool, with_media: bool = False) -> Itera
             else:
                 yield f"{len(one)}:{one[:256]}" if with_media else None
         elif isinstance(one, dict):
-            if not with_keys and _is_media(one):
+            if not with_keys and len(one) == 2 and "role" in one and isinstance(one.get("content"), str):  # noqa: PLR2004
+                stack.append(one["content"])  # nearly every message
+            elif not with_keys and _is_media(one):
                 yield None
             else:
                 stack.extend(reversed(list(_fields(one, with_keys=with_keys))))

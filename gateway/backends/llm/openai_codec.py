@@ -122,11 +122,19 @@ def usage_of(parsed: Mapping[str, Any]) -> Usage | None:
 
 def _count(counts: Mapping[str, Any], *names: str) -> int | None:
     """The first of these that is a number of tokens."""
-    return next((found for name in names if (found := count(counts.get(name))) is not None), None)
+    for name in names:
+        found = count(counts.get(name))
+        if found is not None:
+            return found
+    return None
 
 
 def _part(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    return next((part for name in names if isinstance(part := usage.get(name), dict)), {})
+    for name in names:
+        part = usage.get(name)
+        if isinstance(part, dict):
+            return part
+    return {}
 
 
 # --- streams --------------------------------------------------------------------------------------------
