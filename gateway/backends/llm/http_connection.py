@@ -116,6 +116,8 @@ class Connection(asyncio.Protocol):
         """
         if self._silence is not None:
             self._silence.cancel()
+        if self._answer.is_whole:  # it came with its head
+            return
         self._idle_s, self._heard_at = idle_s, self._loop.time()
         self._silence = self._loop.call_later(idle_s, self._look_for_silence)
 

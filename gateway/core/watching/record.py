@@ -86,6 +86,8 @@ class RequestRecord:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why each place was not taken, or what became of it; no words about the input, which may repeat it."""
+        if not self.faults and not (self.plan and self.plan.refusals):
+            return ()
         refused = (f"{place}: {why}" for place, why in (self.plan.refusals if self.plan else ()))
         at = (f" at {fault.place}" if fault.place else "" for fault in self.faults)
         tried = (f"attempt{where}: {_words(f)}" for where, f in zip(at, self.faults, strict=True))
