@@ -55,6 +55,8 @@ class SseParser:
         if not read:
             return []
         tail = self._tail
+        if not tail and read.endswith(_END):  # nearly every read is whole events
+            return self._events(read[: -len(_END)], interpret)
         searched = max(0, len(tail) - 1)
         tail += read
         end = tail.rfind(_END, searched)
