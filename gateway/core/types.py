@@ -384,7 +384,9 @@ class Verdict:
     def nearest(self, kind: str) -> LimitState | None:
         """The limit of a kind that is nearest to its end."""
         states = [state for state in self.states if state.limit.kind == kind]
-        return min(states, key=lambda state: (not state.is_refused, state.remaining), default=None)
+        if len(states) < 2:  # noqa: PLR2004 - nothing to choose
+            return states[0] if states else None
+        return min(states, key=lambda state: (not state.is_refused, state.remaining))
 
 
 ALLOWED: Final = Verdict(allowed=True)
