@@ -13,6 +13,7 @@ from gateway.core.client_tokens import ClientToken
 from gateway.core.errors import Forbidden, Unauthorized, UnsupportedByBackend
 from gateway.core.keys import is_usable, proven, split_key
 from gateway.core.types import Caller, Priority
+from gateway.core.values import quick_value
 from gateway.ports import Keys
 
 # One text for no key, a wrong, disabled, expired or twofold one: nothing can be learned from it.
@@ -23,7 +24,7 @@ Signing = Callable[[], Awaitable[bytes]]
 """The secret that signs client tokens, the same in all workers. Raises `KeysUnavailable`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Identity:
     """Who has come, and with which secret.
 

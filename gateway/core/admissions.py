@@ -28,6 +28,7 @@ from gateway.core.errors import (
 from gateway.core.rate_limit import Row, Take, boundaries_us, name_of, verdict
 from gateway.core.rules.policies import OnStoreDown
 from gateway.core.types import Verdict
+from gateway.core.values import quick_value
 
 LEASE_US: Final = 10_000_000
 RENEW_US: Final = 3_000_000  # three times within a lease
@@ -40,7 +41,7 @@ DEBT_WINDOWS: Final = 2
 It also bounds what a clock that was set back can do: nobody waits longer than two windows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Wanted:
     """What a request wants to be admitted with, before a store has given it an id.
 
@@ -60,7 +61,7 @@ class Wanted:
     orders_alone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Ask:
     """What a request asks to be admitted with.
 
@@ -78,7 +79,7 @@ class Ask:
     queue_bound: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Reply:
     """What the book said. Refused: nothing was taken.
 

@@ -21,6 +21,7 @@ from gateway.core.errors import (
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan, WhyNot
 from gateway.core.types import Place
+from gateway.core.values import quick_value
 
 TIMER_SLACK_US = 2_000  # an event loop's timer may fire a little early
 MAX_DEAD = 2  # one dead process may be chance, two in a row that one request met are likely its own doing
@@ -126,7 +127,7 @@ CONSEQUENCES: dict[FaultKind, Consequence] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Try:
     """Send the request to `place`; it must begin to answer within `begin_within_us`, and end within `timeout_us`.
 

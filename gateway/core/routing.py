@@ -13,9 +13,10 @@ from gateway.core.rules.rule import place_at
 from gateway.core.strategies import Option
 from gateway.core.switches import Forced
 from gateway.core.types import InferenceRequest, OpenAIPayload, Place
+from gateway.core.values import quick_value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Plan:
     """Where a request may go, best first; `refusals` says of every other place of the rule why it may not.
 
@@ -61,7 +62,7 @@ Loads = Callable[[str], Mapping[str, int]]
 """A backend's replicas and how many requests each has in flight, given from outside; empty for one without replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Pool:
     """What strategies that look at the places' state have to know.
 
@@ -74,7 +75,7 @@ class Pool:
     prefix: Callable[[], bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class State:
     """The state of the world that a plan is made from; `pool` is None for requests that are not generative.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from gateway.core.trace import Headers, Trace
+from gateway.core.values import quick_value
 
 Priority = Literal["interactive", "batch"]
 
@@ -81,7 +82,7 @@ class Place:
         return f"{self.backend}/{self.model}{version}" + (f"@{self.replica}" if self.replica else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Tensor:
     """A named tensor in the wire form of the Open Inference Protocol.
 
@@ -109,7 +110,7 @@ class SequenceStep:
     is_end: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class InferenceRequest:
     """One request after its door: authenticated, decoded and checked against its task's contract.
 
@@ -180,7 +181,7 @@ OpenAIApi = Literal["chat/completions", "completions", "responses", "embeddings"
 """Which of OpenAI's APIs a body is for, by its path behind `/v1/`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class OpenAIPayload:
     """An OpenAI body as the caller sent it; a backend sets only its own model name in a copy."""
 
@@ -194,7 +195,7 @@ Speech = Literal["tensors", "openai"]
 """What a backend is asked in: `TensorPayload`, or `OpenAIPayload`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class BackendCall:
     """One attempt at one model. `version` and `replica` empty mean the backend's own choice.
 
@@ -213,7 +214,7 @@ class BackendCall:
 # --- what comes back: one event stream for unary and streamed answers (unary = a stream of one) ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Work:
     """What a generative request will take, as far as its body tells.
 
@@ -226,7 +227,7 @@ class Work:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Usage:
     """What an answer used up, where it is known.
 
@@ -251,7 +252,7 @@ class Usage:
 NOTHING_USED: Final = Usage()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Tensors:
     """A tensor answer of a backend, or one of a decoupled model's many.
 
@@ -268,7 +269,7 @@ class Tensors:
     is_final: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Message:
     """A whole OpenAI answer as the upstream's own JSON bytes."""
 
@@ -276,7 +277,7 @@ class Message:
     usage: Usage = NOTHING_USED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Delta:
     """The payload of one streamed event (what follows `data:`), untouched, without line breaks; never `[DONE]`.
 
@@ -290,7 +291,7 @@ class Delta:
     usage: Usage | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Metered:
     """What a streamed answer has used up so far; the last one counts. For our books alone: the caller did not ask."""
 
@@ -314,7 +315,7 @@ class EngineLoad:
     kv_used: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Answer:
     """A task's output in the shape of its contract, with what the contract could count."""
 
@@ -322,7 +323,7 @@ class Answer:
     usage: Usage = NOTHING_USED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Route:
     """Where the answer came from: shown in `route` and the `x-gateway-*` headers; the replica in the log alone."""
 
@@ -334,7 +335,7 @@ class Route:
     replica: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Timing:
     """Lengths in microseconds. `queue_us` is None where the backend does not tell it per call."""
 
@@ -362,7 +363,7 @@ class LimitState(NamedTuple):
     retry_after_us: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Verdict:
     """What the limiter said. Being limited is a result, not an error.
 
@@ -414,7 +415,7 @@ class Recalled:
         return self.outcome in ("replayed", "hit", "collapsed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Started:
     """The first event of every answer: the route is settled and the backend has begun to answer.
 
@@ -426,7 +427,7 @@ class Started:
     recalled: Recalled | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Finished:
     """The last event of every complete answer."""
 

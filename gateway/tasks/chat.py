@@ -1,13 +1,14 @@
 """`chat`: OpenAI bodies -> an answer in words. The body passes through; only what we must know is read."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import orjson
 
 from gateway.core.errors import InvalidInput
 from gateway.core.types import Answer, Delta, Message, OpenAIApi, OpenAIPayload, Speech, Tensors
+from gateway.core.values import quick_value
 from gateway.tasks.contract import Form, broken, known_fields
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -27,7 +28,7 @@ _ELSEWHERE: Final = ("previous_response_id", "conversation", "prompt")
 """Fields of the responses API with which the upstream has an input already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class ChatInput:
     """`body` as the caller sent it, with every field, known or not; `is_task`: the answer is wanted in task form."""
 

@@ -1,12 +1,12 @@
 """What a codec of an LLM protocol offers. Pure: bytes and payloads in, bytes and core events out."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.backends.llm.openai_faults import Waiting
 from gateway.core.errors import Fault
 from gateway.core.types import Delta, Message, Metered, OpenAIPayload
+from gateway.core.values import quick_value
 
 
 class Stream(Protocol):
@@ -29,7 +29,7 @@ class Stream(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Encoded:
     """A request ready to send, and how its answer is read.
 

@@ -1,19 +1,19 @@
 """Which rule takes a request: the rules of a set compiled once, so that a request is held against few of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from gateway.core.rules.rule import ANY, Match, Rule, TimeWindow
 from gateway.core.types import InferenceRequest
+from gateway.core.values import quick_value
 
 MEMO: Final = 4096
 """Kinds of callers that a table remembers; callers name models themselves, so that there may be any number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class Circumstances:
     """What a request does not say itself. Both are asked for only where a rule needs them.
 

@@ -1,12 +1,13 @@
 """One record per request, for logs and metrics. Never holds bodies, prompts or secrets."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from gateway.core.errors import Fault, FaultKind, GatewayError
 from gateway.core.routing import Plan
 from gateway.core.trace import Trace
 from gateway.core.types import InferenceRequest, Place, Route, Timing, Usage
+from gateway.core.values import quick_value
 from gateway.core.watching.steps import Steps
 
 OK_STATUS = 200
@@ -26,7 +27,7 @@ class Tried(NamedTuple):
     gate_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class RequestRecord:
     """How a request went. `error` None: a whole answer was given.
 
