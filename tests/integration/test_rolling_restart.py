@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from tests.kit.serving import KEY, Serving, config, start
-from tests.kit.stack import TLS
 from tests.kit.upstream import Pause, Script, Seen, Step, Upstream, delta, event, json_reply, sse_head
 from tests.kit.upstream import completion as whole
 from tests.kit.wait import until, until_async
@@ -74,7 +73,6 @@ class Front:
             headers={"authorization": f"Bearer {KEY}"},
             timeout=90,
             trust_env=False,
-            verify=TLS,
         ) as http:
             try:
                 self.seen[await (self._stream(http) if number % 10 == 0 else self._whole(http))] += 1

@@ -6,7 +6,6 @@
 import contextlib
 import json
 import os
-import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180
-TLS = ssl.create_default_context()  # made once: a client would load the certificate store each time
 
 
 class Parts(Protocol):
@@ -47,9 +45,7 @@ class Stack:
 
     def http(self, **options: Any) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {options.pop('key', self.key)}"}
-        return httpx.AsyncClient(
-            base_url=self.data_url, headers=headers, timeout=60, trust_env=False, verify=TLS, **options
-        )
+        return httpx.AsyncClient(base_url=self.data_url, headers=headers, timeout=60, trust_env=False, **options)
 
     def admin(self) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {self.admin_token}"}
