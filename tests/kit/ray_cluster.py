@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tests.kit.serving import children, free_port
+from tests.kit.serving import descendants, free_port
 from tests.kit.wait import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,14 +93,6 @@ async def ray_cluster(*, repository: Path, models: str, autoscaling: Mapping[str
     finally:
         await asyncio.gather(*(_end(process) for process in cluster.started))
         shutil.rmtree(folder)
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """All processes below a process, with their command lines."""
-    found = dict(children(pid))
-    for child in tuple(found):
-        found.update(descendants(child))
-    return found
 
 
 async def _node(cluster: RayCluster, *options: str, **environ: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,12 +126,33 @@ async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
     return False
 
 
-def children(pid: int) -> Mapping[int, str]:
+def children(pid: int) -> dict[int, str]:
     """The direct children of a process, with their command lines."""
-    found = {}
+    return _with_commands(_by_parent().get(pid, ()))
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """All processes below a process, with their command lines."""
+    by_parent, found = _by_parent(), [pid]
+    for one in found:
+        found += by_parent.get(one, ())
+    return _with_commands(found[1:])
+
+
+def _by_parent() -> dict[int, list[int]]:
+    """All living processes, by their parents."""
+    found: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text().replace("\0", " ")
+            state, parent, *_ = stat.read_text().rpartition(")")[2].split()
+            if state != "Z":
+                found.setdefault(int(parent), []).append(int(stat.parent.name))
+    return found
+
+
+def _with_commands(pids: Iterable[int]) -> dict[int, str]:
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return found
