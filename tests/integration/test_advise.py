@@ -40,15 +40,20 @@ dynamic_batching { max_queue_delay_microseconds: 60000 }  # somebody thought tha
 """
 TRAFFIC = TrafficClass(rate=120.0)
 SPAN_S = 4
+LONGEST_S = 90.0  # of traffic that ends with a block
 
 
 @contextlib.asynccontextmanager
-async def asked(url: str, *, seconds: float):
-    """The traffic while the block runs, and its report afterwards."""
-    ask = Ask(url=url, key=KEY, tensor="slow")
+async def asked(url: str, *, seconds: float | None = None):
+    """The traffic for so long, or while the block runs, and its report afterwards."""
+    ask, stop = Ask(url=url, key=KEY, tensor="slow"), asyncio.Event()
     async with targets.clients() as clients:
         target = await clients.target(ask, TRAFFIC)
-        yield (task := asyncio.create_task(runner.run(target, [TRAFFIC], duration_s=seconds, warmup_s=1.0)))
+        whole_s, watch = seconds or LONGEST_S, runner.Watch(stop=stop)
+        run = runner.run(target, [TRAFFIC], duration_s=whole_s, warmup_s=1.0, watch=watch)
+        yield (task := asyncio.create_task(run))
+        if seconds is None:
+            stop.set()
         await task
 
 
@@ -83,7 +88,7 @@ async def test_its_advice_comes_true(name, tmp_path, redis_server):
             "telemetry": {"access_log": False},
         }
         async with serving(tmp_path, "", **sections) as gateway, control_plane(gateway.config):
-            async with asked(gateway.url, seconds=SPAN_S + 12) as before:
+            async with asked(gateway.url) as before:
                 done = await advise(server, gateway.config, gateway.ops_url, "--json")
             (told,) = json.loads(done.stdout)["advice"]
             assert done.returncode == 1, told
