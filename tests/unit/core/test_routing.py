@@ -504,21 +504,24 @@ def test_the_cheapest_needs_prices():
 # --- many replicas: two that are drawn may be enough ------------------------------------------------
 
 
+ONE_RULE = RuleSet(revision=7, rules=parse_rules([rule()]))
+MANY = ReplicaLoads([f"r{i}" for i in range(10)], lambda name: int(name[1:]) % 3)
+
+
 def chance(seed: int) -> random.Random:
     return random.Random(seed)  # noqa: S311 - no secret, and the same in every run
 
 
 def of_many(rng: random.Random, *, down: frozenset[str], is_brief: bool, looked: list[Place] | None = None):
     """A plan over ten replicas whose loads are their numbers' rests by three."""
-    many = ReplicaLoads([f"r{i}" for i in range(10)], lambda name: int(name[1:]) % 3)
 
     def why_not(place: Place) -> str | None:
         if looked is not None:
             looked.append(place)
         return "down" if place.replica in down else None
 
-    state = State(why_not=why_not, loads=lambda _: many, draw=rng.random, is_brief=is_brief)
-    return plan(RuleSet(revision=7, rules=parse_rules([rule()])), request(), state)
+    state = State(why_not=why_not, loads=lambda _: MANY, draw=rng.random, is_brief=is_brief)
+    return plan(ONE_RULE, request(), state)
 
 
 @pytest.mark.parametrize("down", [frozenset(), frozenset({"r0", "r4"}), frozenset(f"r{i}" for i in range(8))])
