@@ -31,9 +31,9 @@ PROBES = {
 }
 
 
-@pytest.fixture(params=INSTALLATIONS)
-def made(request, tmp_path):
-    return Installation(tmp_path, *INSTALLATIONS[request.param])
+@pytest.fixture(scope="module", params=INSTALLATIONS)
+def made(request, tmp_path_factory):
+    return Installation(tmp_path_factory.mktemp("made"), *INSTALLATIONS[request.param])
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
