@@ -23,11 +23,11 @@ FOLDER = Path(__file__).parent
 CASES: Mapping[str, Case] = {case["id"]: case for case in json.loads((FOLDER / "cases.json").read_text())["cases"]}
 
 SIDE_BY_SIDE = 14
-ATTEMPTS = 3
 # The scripts leave 10 ms and more between what must come in order: a client later than this did not play the case.
 LATE_MS = 5.0
 # NVIDIA's batcher looks at its queue every 500 ms where it has a queue policy or priorities, and misses wake-ups
-# between: what it does then depends on where in that interval a case starts. Other starts are tried.
+# between: what it does then depends on where in that interval a case starts. Other starts are tried, and a case is
+# played again where the client was late, as on a busy machine.
 STARTS = 10
 SHIFT_S = 0.13
 TOGETHER_S = 0.005  # answers sent one right after the other can change places on their way through the client
@@ -133,7 +133,7 @@ async def judge_played(server: Server, made: Player, case: Case) -> list[str]:
     by_http = [int(number) for number, end in expect["status"].items() if end != "OK" and end["http"]]
     differences: list[str] = []
     for refusals in ((), by_http) if by_http else ((),):
-        for attempt in range(STARTS if may_stall(server, case) else ATTEMPTS):
+        for attempt in range(STARTS):
             await asyncio.sleep(attempt * SHIFT_S)
             play = await made.play(case, by_http=refusals)
             found = compare(case, expect, play, by_http=refusals)
