@@ -19,18 +19,17 @@ up: setup  ## start the whole stack and print how to call it; DETACH=1 returns w
 down:  ## stop the stack
 	@if [ -x $(PY) ]; then $(PY) -m gateway down $(ARGS); else echo "Nothing runs here."; fi
 
-# All end-to-end tests run on the stack of docker-compose.yml, and these on that of `gateway up` too: what it starts again
-# when it ends, what it tells commands. The console's have servers of their own.
-E2E_UP = tests/e2e/test_operating.py tests/e2e/test_outage.py tests/e2e/console
-
+# Tests with servers wait most of the time: more of them run at once than there are processors, the longest first, and the
+# end-to-end tests on both stacks. What is `alone` measures, or brings processors or Redis to their limits. Where nobody
+# writes byte code (PYTHONDONTWRITEBYTECODE), hundreds of processes would each compile the project anew.
 test: setup  ## the whole test suite, against the real parts; with ARGS="..." pytest runs once, with these
 ifdef ARGS
 	@$(PY) -m pytest $(ARGS)
 else
+	@$(PY) -m compileall -q gateway local_runtime tests/kit
 	@$(PY) -m pytest tests/unit tests/contract tests/component -n 2
-	@$(PY) -m pytest $(E2E_UP) tests/integration tests/parity -n 2 --dist loadgroup -m "not alone"
+	@$(PY) -m pytest tests/e2e tests/integration tests/parity -n 3 --dist loadgroup --no-loadscope-reorder --stack each -m "not alone"
 	@$(PY) -m pytest tests/integration -m alone
-	@$(PY) -m pytest tests/e2e --ignore tests/e2e/console --stack compose
 endif
 
 test-unit: setup  ## the unit tests alone

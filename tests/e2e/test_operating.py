@@ -14,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.kit.stack import is_running
 from tests.kit.wait import until
 
+pytestmark = pytest.mark.stack("up", "compose")
+
 TEXT = {"input": {"text": "hello"}}
 EMBED = "/v1/tasks/text-embedding"
 

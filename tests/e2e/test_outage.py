@@ -12,6 +12,8 @@ import pytest
 from tests.kit.reference import embed
 from tests.kit.wait import until
 
+pytestmark = pytest.mark.stack("up", "compose")
+
 CLEAN = {(503, "no_healthy_backend"), (504, "deadline_exceeded")}
 RATE = 20  # requests a second
 TEXTS = [f"text number {i} of the outage test" for i in range(20)]
