@@ -4,10 +4,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench image release clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers image release clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## make the two environments and build the model weights (instant when nothing changed)
 	@[ -n "$(PYTHON)" ] || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11"; exit 1; }
@@ -50,8 +50,14 @@ fix: setup  ## format, and mend what the linter can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: setup  ## measure the gateway on this machine; ARGS="..." goes to the benchmark
+bench: setup  ## measure every speed goal beside its peers, 15 minutes (docs/benchmarks.md); ARGS="--only relay"
 	@$(PY) -m tests.bench $(ARGS)
+
+bench-quick: setup  ## the same in under 3 minutes: fewer and shorter rounds
+	@$(PY) -m tests.bench --quick $(ARGS)
+
+bench-peers: setup  ## install what the benchmark compares with into build/peers; ARGS="vllm-router" for one
+	@$(PY) -m tests.bench.suite.peers $(ARGS)
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BUILD = docker build --build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL)

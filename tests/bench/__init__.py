@@ -1,1 +1,1 @@
-"""Benchmarks: figures, never assertions. `make bench`."""
+"""Benchmarks: figures, never assertions. `make bench` measures the speed goals; others are commands of their own."""

@@ -1,195 +1,129 @@
-"""`make bench`: what the pure decisions cost, what the gateway adds to a straight call, what the local runtime bears.
+"""`make bench`: every speed goal, measured beside what it is held against. docs/benchmarks.md is the manual.
 
-The gateway serves on one core, the load and the upstream on the other; straight and relayed runs take turns, and
-the median of the rounds is told. Figures depend on the machine: compare within one run.
+The gateway, or what it is compared with, has one core; the load, the upstream and Redis have another. Subjects are run
+in turns, and medians are told. Figures depend on the machine: compare within one run.
 """
 
-import asyncio
-import contextlib
+import gc
 import json
 import os
-import platform
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
-import yaml
-from rich.console import Console
-from rich.table import Table
+import uvloop
 
-from gateway.backends.llm.http_client import HttpClient
-from gateway.core.rate_limit import Charge, decide
-from gateway.core.routing import State, plan
-from gateway.core.rules import RuleSet, parse_rules
-from gateway.core.sse import SseParser
-from gateway.core.types import Caller, InferenceRequest
-from gateway.http_server import bind
-from tests.bench import llm, runtime, tensors
-from tests.kit.upstream import completion
+from tests.bench.suite import machine, peers, report
+from tests.bench.suite.bench import Bench, Failed, Row
+from tests.bench.suite.report import Found, Report
+from tests.bench.suite.rows import ROWS
 
-KEY = "bench"
-BODY = b'{"model":"general_llm","messages":[{"role":"user","content":"hello"}]}'
-ROUNDS = 5
-MAX_ANSWER = 65536
+ROUNDS, QUICK_ROUNDS = 5, 3
+SECONDS, QUICK_SECONDS = 2, 1
+PAGE = machine.ROOT / "docs" / "benchmarks.md"
+INTERRUPTED = 130
 
 
 def main(
-    seconds: float = typer.Option(2.0, help="Length of each run."),
-    mosec_python: str = typer.Option(
-        "",
-        envvar="MOSEC_PYTHON",
-        help="Python of an environment with Mosec to compare with: "
-        "python -m venv E && E/bin/pip install mosec torch; then E/bin/python. Without it that part is skipped.",
-    ),
+    *,
+    quick: bool = typer.Option(default=False, help="Under three minutes: fewer and shorter rounds, no slow peers."),
+    only: str = typer.Option("", help=f"These rows, with commas, of {', '.join(ROWS)}. The report keeps its others."),
+    rounds: int = typer.Option(0, help=f"Runs of each subject: {ROUNDS}, quick {QUICK_ROUNDS}."),
+    seconds: int = typer.Option(0, help=f"Length of a run: {SECONDS}, quick {QUICK_SECONDS}."),
+    with_peers: bool = typer.Option(False, "--peers", help="Install the missing peers before."),
+    output: Path = typer.Option(Path("build/bench"), help="Folder of report.json and report.md."),  # noqa: B008 - Typer's way
+    page: bool = typer.Option(default=False, help="Put the tables into docs/benchmarks.md, too."),
 ) -> None:
-    """Measure; some seventeen minutes."""
-    console = Console()
-    console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    console.print(decisions())
-    console.print(runtime.against_mosec(seconds, mosec_python))
-    sweep = (sys.executable, "-m", "local_runtime", "bench", "--builtin", "mlp", "--rounds", "5", "--seconds", "0.4")
-    subprocess.run(sweep, check=True)
-    console.print(asyncio.run(relay(seconds)))
-    console.print(tensors.compared(seconds))
-    console.print(llm.compared(rounds=ROUNDS))
-
-
-def decisions() -> Table:
-    """The pure parts, each alone on this core."""
-    table = Table("decision", "us each")
-    rules = parse_rules(
-        [{"name": f"r{i}", "match": {"task": f"t{i}"}, "split": [{"backend": "b", "model": "m"}]} for i in range(200)]
-    )
-    request = InferenceRequest(
-        id="x", task="t199", caller=Caller(key_id="k", tenant="t"), input=None, received_us=0, deadline_us=1
-    )
-    rule_set = RuleSet(revision=1, rules=rules)
-    state = State(why_not=lambda _: None, loads=lambda _: {}, draw=lambda: 0.5)
-    charge = Charge(key="k", name="n", emission_interval_us=1_000_000, burst=60)
-    event = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
-    parser = SseParser()
-    for name, call in (
-        ("route: the last of 200 rules", lambda: plan(rule_set, request, state)),
-        ("limit: one GCRA step", lambda: decide(charge, tat_us=5, now_us=1)),
-        ("stream: one event parsed", lambda: parser.feed(event)),
-    ):
-        table.add_row(name, f"{cost_us(call):.2f}")
-    return table
-
-
-def cost_us(call: Callable[[], object], count: int = 20_000) -> float:
-    """Median over five rounds."""
-    rounds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        rounds.append((time.perf_counter() - began) / count * 1e6)
-    return statistics.median(rounds)
-
-
-async def relay(seconds: float) -> Table:
-    """Chat, not streamed, with key check, rules, limits (in memory), metrics and access log on."""
+    """Measure; about a quarter of an hour. Exit status 1 where a goal is missed or a row failed."""
+    chosen = only.split(",") if only else list(ROWS)
+    if unknown := sorted(set(chosen) - set(ROWS)):
+        raise typer.BadParameter(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    if with_peers:
+        for fault in peers.install(peers.FOLDER, list(peers.PEERS), say):
+            say(fault)
+    rounds, seconds = rounds or (QUICK_ROUNDS if quick else ROUNDS), seconds or (QUICK_SECONDS if quick else SECONDS)
+    form = f"{'quick' if quick else 'long'}, {rounds} rounds of {seconds} s"
+    kept = begun(output / "report.json", {**machine.described(peers.FOLDER), "form": form})
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[-1]})
-    table = Table("chat relay", "in flight", "straight rps", "gateway rps", "straight p50 ms", "gateway p50 ms")
-    async with canned() as upstream, gateway(upstream, cores[0]) as through:
-        for in_flight in (1, 32):
-            straight, relayed = [], []
-            for _ in range(ROUNDS):
-                straight.append(await load(upstream, in_flight, seconds))
-                relayed.append(await load(through, in_flight, seconds))
-            (a_rps, a_p50), (b_rps, b_p50) = (
-                tuple(statistics.median(column) for column in zip(*runs, strict=True)) for runs in (straight, relayed)
+    os.sched_setaffinity(0, {cores[-1]})  # what Redis, Triton and upstreams inherit
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # the load's own pauses would be seen as the gateway's
+    for number, name in enumerate(chosen, 1):
+        say(f"[{number}/{len(chosen)}] {ROWS[name].title}")
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            bench = Bench(
+                folder=Path(folder),
+                peers=peers.FOLDER,
+                rounds=rounds,
+                seconds=seconds,
+                is_quick=quick,
+                cores=cores,
+                say=say,
             )
-            table.add_row("", str(in_flight), f"{a_rps:,.0f}", f"{b_rps:,.0f}", f"{a_p50:.3f}", f"{b_p50:.3f}")
-    return table
+            found, is_interrupted = measured(ROWS[name], bench)
+        kept = kept.with_row(found)
+        write(output, kept, page=page)
+        if is_interrupted:
+            raise typer.Exit(INTERRUPTED)
+    print(report.goals_table(kept.rows.values()))
+    if kept.missed:
+        print("\nmissed:\n" + "\n".join(f"- {one}" for one in kept.missed))
+        raise typer.Exit(1)
 
 
-async def load(base_url: str, in_flight: int, seconds: float) -> tuple[float, float]:
-    """Closed loop: requests per second, and the median latency in ms."""
-    client = HttpClient(base_url, headers={"authorization": f"Bearer {KEY}", "content-type": "application/json"})
-    latencies: list[float] = []
-    end = time.perf_counter() + seconds
-
-    async def one() -> None:
-        while (began := time.perf_counter()) < end:
-            async with client.exchange("POST", "/chat/completions", body=BODY, timeout_us=5_000_000) as answer:
-                if answer.status != 200:
-                    raise SystemExit(f"the answer was {answer.status}")
-                await answer.read_all(MAX_ANSWER)
-            latencies.append(time.perf_counter() - began)
-
-    await asyncio.gather(*(one() for _ in range(in_flight)))
-    await client.close()
-    return len(latencies) / seconds, statistics.median(latencies) * 1000
-
-
-@contextlib.asynccontextmanager
-async def canned() -> AsyncIterator[str]:
-    """An upstream that answers every request with one fixed completion."""
-    body = json.dumps(completion("hello")).encode()
-    answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-
-    class Canned(asyncio.Protocol):
-        def connection_made(self, transport):
-            self.transport = transport
-
-        def data_received(self, data):
-            self.transport.write(answer)  # requests here come in one piece, one at a time for each connection
-
-    server = await asyncio.get_running_loop().create_server(Canned, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+def measured(row: Row, bench: Bench) -> tuple[Found, bool]:
+    """What the row found, whatever befell it; and whether a person stopped it."""
+    date, before, is_interrupted = datetime.now(UTC).isoformat(timespec="seconds"), os.getloadavg()[0], False
+    try:
+        uvloop.run(row.measure(bench))
+    except Failed as error:
+        bench.failed(str(error))
+    except KeyboardInterrupt:
+        is_interrupted = True
+        bench.failed("interrupted")
+    except Exception as error:  # noqa: BLE001 - the report tells it, and the other rows are measured
+        bench.failed(f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+    found = Found(
+        name=row.name,
+        title=row.title,
+        date=date,
+        revision=machine.revision(),
+        load=(before, os.getloadavg()[0]),
+        goals=row.goals,
+        runs=tuple(bench.runs),
+        notes=tuple(bench.notes),
+        errors=tuple(bench.errors),
+    )
+    return found, is_interrupted
 
 
-@contextlib.asynccontextmanager
-async def gateway(upstream: str, core: int) -> AsyncIterator[str]:
-    """`gateway serve` with one worker on a core of its own."""
-    ports = []
-    for _ in range(2):
-        with bind("127.0.0.1", 0) as free:
-            ports.append(free.getsockname()[1])
-    document = {
-        "server": {"port": ports[0], "ops_port": ports[1]},
-        "backends": {"llm": {"kind": "openai", "base_url": upstream}},
-        "tasks": {"general_llm": {"contract": "chat"}},
-        "rules": [{"name": "chat", "split": [{"backend": "llm", "model": "m"}]}],
-        "limits": [{"per": "minute", "requests": 10**9}],
-        "keys": [{"id": "bench", "tenant": "bench", "key_env": "BENCH_KEY"}],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "gateway.yaml"
-        config.write_text(yaml.safe_dump(document))
-        with (Path(folder) / "log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *("taskset", "-c", str(core), sys.executable, "-m", "gateway", "serve", "--config", str(config)),
-                env={**os.environ, "BENCH_KEY": KEY},
-                stderr=log,
-            )
-        try:
-            await ready(ports[0])
-            yield f"http://127.0.0.1:{ports[0]}/v1"
-        finally:
-            process.terminate()
-            await process.wait()
+def begun(file: Path, setting: Mapping[str, str]) -> Report:
+    """What the file holds, if it was measured in the same setting; else nothing yet."""
+    if file.exists():
+        found = report.parse(json.loads(file.read_text()))
+        if found.setting == setting:
+            return found
+        say(f"{file} is of another setting, and is begun anew")
+    return Report(setting=setting)
 
 
-async def ready(port: int) -> None:
-    client = HttpClient(f"http://127.0.0.1:{port}", headers={})
-    async with asyncio.timeout(20):
-        while True:
-            with contextlib.suppress(Exception):
-                async with client.exchange("GET", "/healthz/ready", timeout_us=1_000_000) as answer:
-                    if answer.status == 200:
-                        break
-            await asyncio.sleep(0.1)
-    await client.close()
+def write(folder: Path, kept: Report, *, page: bool) -> None:
+    """After each row: who stops the bench keeps what it had."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(kept.as_json(), indent=1) + "\n")
+    text = report.markdown(kept)
+    (folder / "report.md").write_text(text)
+    if page:
+        PAGE.write_text(report.into_page(PAGE.read_text(), text))
+
+
+def say(text: str) -> None:
+    """One line for who waits."""
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from gateway.backends.grpc.aio import CHANNEL_OPTIONS
 from gateway.backends.grpc.channel import GrpcChannel
-from tests.bench.tensors import CONFIG, MODEL
+from tests.bench.suite.rows.tensors import CONFIG, MODEL
 from tests.kit.servers import running
 
 ROUNDS = 5

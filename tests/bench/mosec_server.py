@@ -1,7 +1,7 @@
-"""The peer of `runtime.py`: Mosec serving an MLP 128-512-512-10, batches of up to 32, 2 ms of delay, one CPU thread.
+"""The peer of `suite/rows/local.py`: Mosec serving an MLP 128-512-512-10, batches of up to 32, 2 ms of delay.
 
-Runs in an environment of its own: `python -m venv E && E/bin/pip install mosec torch`; options are Mosec's
-(`--port`, `--address`). Body: a JSON list of 128 numbers; answer: a JSON list of 10.
+On one CPU thread, in an environment of its own (`make bench-peers`); options are Mosec's (`--port`, `--address`).
+Body: a JSON list of 128 numbers; answer: a JSON list of 10.
 """
 
 import torch

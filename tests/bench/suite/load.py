@@ -1,0 +1,64 @@
+"""The load: wrk on its own core, in closed loop, and what it and the kernel tell of a run."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from tests.bench.suite.bench import Bench, Failed
+from tests.bench.suite.servers import Target, cpu_s, family
+
+UNITS_MS: Final = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+TIMEOUT_S: Final = 20
+
+
+async def wrk(bench: Bench, target: Target, in_flight: int, seconds: int = 0) -> dict[str, float]:
+    """`rps`, `p50 ms`, `p99 ms` of one run; with a pid also `cpu us`, its processor time for each request.
+
+    Raises `Failed` where not everything was answered by a 2xx.
+    """
+    if shutil.which("wrk") is None:
+        raise Failed("there is no wrk (Debian: apt install wrk)")
+    script = _script(bench.folder, target)
+    options = (f"-c{in_flight}", "-t1", f"-d{seconds or bench.seconds}s", f"--timeout={TIMEOUT_S}s", "--latency")
+    pids = family(target.pid) if target.pid else []
+    before_s = cpu_s(pids)
+    child = await asyncio.create_subprocess_exec(
+        *("taskset", "-c", str(bench.load_core), "wrk", *options, "-s", str(script), target.url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        said = (await child.communicate())[0].decode()
+    finally:
+        if child.returncode is None:  # interrupted
+            child.kill()
+            await child.wait()
+    spent_s = cpu_s(pids) - before_s
+    requests, figures = read(said)
+    return {**figures, "cpu us": spent_s / requests * 1e6} if pids else figures
+
+
+def read(said: str) -> tuple[int, dict[str, float]]:
+    """The number of requests, and the figures, of what wrk says. Raises `Failed`."""
+    if "Non-2xx" in said or re.search(r"Socket errors:.*[1-9]", said):
+        raise Failed(f"not all requests were answered:\n{said.strip()}")
+    rps = re.search(r"Requests/sec:\s+([\d.]+)", said)
+    done = re.search(r"(\d+) requests in", said)
+    times = [re.search(rf"\b{percent}%\s+([\d.]+)(us|ms|s)", said) for percent in (50, 99)]
+    if rps is None or done is None or None in times or int(done[1]) == 0:
+        raise Failed(f"wrk says:\n{said.strip()}")
+    p50, p99 = (float(found[1]) * UNITS_MS[found[2]] for found in times if found is not None)
+    return int(done[1]), {"rps": float(rps[1]), "p50 ms": p50, "p99 ms": p99}
+
+
+def _script(folder: Path, target: Target) -> Path:
+    """The request for wrk; the body comes out of a file, so that it may be any bytes."""
+    name = re.sub(r"\W+", "-", target.name)
+    body, script = folder / f"{name}.body", folder / f"{name}.lua"
+    body.write_bytes(target.body)
+    headers = "".join(f"wrk.headers['{key}'] = '{value}'\n" for key, value in target.headers.items())
+    script.write_text(f"wrk.method = 'POST'\n{headers}wrk.body = io.open('{body}', 'rb'):read('*a')\n")
+    return script
