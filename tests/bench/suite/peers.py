@@ -38,7 +38,7 @@ PEERS: Final = {
     "vllm-router": Peer(kind="pip", package="vllm-router", version="0.1.17"),
     "mosec": Peer(kind="pip", package="mosec", version="0.9.8", borrows=True),
     "portkey": Peer(kind="npm", package="@portkey-ai/gateway", version="1.15.2"),
-    "litellm": Peer(kind="pip", package="litellm[proxy]", version="1.108.14"),
+    "litellm": Peer(kind="pip", package="litellm[proxy]", version="1.108.0"),
 }
 HOW: Final = "make bench-peers"
 FOLDER: Final = Path(os.environ.get("BENCH_PEERS") or Path(__file__).resolve().parents[3] / "build" / "peers")

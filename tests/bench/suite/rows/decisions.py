@@ -26,7 +26,7 @@ ADMISSIONS, FEW_ADMISSIONS = 20_000, 5_000
 MANY = 32
 ROUND_TRIPS = 1.01  # one; the last settlement of a run may be a call of its own
 RULES = 200
-CALLS = 5_000
+CALLS = 2_000
 PLAIN = ("ten tasks", "one task, a tenant each", "one task, a value of one header each")
 ALONE = "ours, 1 in flight"
 

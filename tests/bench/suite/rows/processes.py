@@ -14,26 +14,28 @@ from tests.bench.suite.servers import Target, chat_gateway, cpu_s, family, nginx
 IN_FLIGHT = 32  # for each worker
 ONE, TWO = "1 worker", "2 workers"
 ENOUGH_CORES = 3  # for two workers and the load
-REQUESTS, FEW_REQUESTS = 1_000_000, 50_000
-WARM = 0.1  # of the requests: until then memory may grow
-PIECE_S = 5
+REQUESTS, FEW_REQUESTS = 1_000_000, 30_000
+WARM, FEW_WARM = 100_000, 15_000  # until then memory may grow: what is kept of the last requests, allocators' pools
+PIECE_S, FEW_PIECE_S = 5, 2
+TOLD = 20  # samples
 POLL_S = 0.005
 
 
 async def workers(bench: Bench) -> None:
-    """One worker, then two, each with a core of its own where the load has another one."""
+    """One worker, then two, each with a core of its own where the load has another one; else all with both cores."""
     has_room = len(bench.cores) >= ENOUGH_CORES
     if not has_room:
         bench.note(
             "Two cores are too few for two workers and their load: `workers' capacity` is what the workers' processor "
-            "time for a request leaves of a core each, measured while both workers are busy."
+            "time for a request leaves of a core each. All that runs has both cores, with one worker and with two."
         )
-    cores = bench.cores[:2]
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(nginx(bench))
         subjects = {}
         for name, count in ((ONE, 1), (TWO, 2)):
-            ours = await stack.enter_async_context(chat_gateway(bench, upstream, workers=count, cores=cores[:count]))
+            ours = await stack.enter_async_context(
+                chat_gateway(bench, upstream, workers=count, cores=bench.cores[: count if has_room else 2])
+            )
             target = Target(name=name, url=f"{ours.url}{PATH}", body=BODY, headers=BEARER, pid=ours.pid)
             subjects[name] = _capacity(bench, target, count, has_room=has_room)
         await bench.in_turns(subjects)
@@ -50,26 +52,26 @@ def _capacity(bench: Bench, target: Target, workers: int, *, has_room: bool) -> 
 
 async def memory(bench: Bench) -> None:
     """Resident memory of one worker, sampled while many requests go through it."""
-    total = FEW_REQUESTS if bench.is_quick else REQUESTS
+    total, warm, piece_s = (FEW_REQUESTS, FEW_WARM, FEW_PIECE_S) if bench.is_quick else (REQUESTS, WARM, PIECE_S)
     async with nginx(bench) as upstream, chat_gateway(bench, upstream) as ours:
         worker = worker_of(ours.pid)
         target = Target(name=OURS, url=f"{ours.url}{PATH}", body=BODY, headers=BEARER, pid=ours.pid)
-        done, seconds, samples = 0.0, 1, [(0.0, resident_kib([worker]) / 1024)]
+        done, samples = 0.0, [(0.0, resident_kib([worker]) / 1024)]
         while done < total:
-            figures = await wrk(bench, target, IN_FLIGHT, seconds)
-            done, seconds = done + figures["rps"] * seconds, PIECE_S if total > FEW_REQUESTS else 1
+            done += piece_s * (await wrk(bench, target, IN_FLIGHT, piece_s))["rps"]
             samples.append((done, resident_kib([worker]) / 1024))
             bench.say(f"{done:,.0f} of {total:,} requests: {samples[-1][1]:.1f} MiB")
             os.truncate(ours.log, 0)  # the access log: it is appended to
-        bench.record(OURS, 0, {**grown(samples), "torch is loaded": has_torch(worker)})
-        bench.note("MiB after so many requests: " + ", ".join(f"{after:,.0f}: {mib:.1f}" for after, mib in samples))
+        bench.record(OURS, 0, {**grown(samples, warm), "torch is loaded": has_torch(worker)})
+        told = samples[:: max(1, len(samples) // TOLD)]
+        bench.note("MiB after so many requests: " + "; ".join(f"{after:,.0f}: {mib:.1f}" for after, mib in told))
 
 
-def grown(samples: list[tuple[float, float]]) -> dict[str, float]:
-    """Requests and MiB of each sample -> what there was, what there is, what it grew by after the first tenth."""
-    total = samples[-1][0]
-    warm = next(mib for after, mib in samples if after >= WARM * total)
-    return {"MiB at start": samples[0][1], "MiB": samples[-1][1], "MiB grown": samples[-1][1] - warm, "requests": total}
+def grown(samples: list[tuple[float, float]], warm: float) -> dict[str, float]:
+    """Requests and MiB of each sample -> what there was, what there is, what it grew by after `warm` requests."""
+    from_then = next(mib for after, mib in samples if after >= warm)
+    last, mib = samples[-1]
+    return {"MiB at start": samples[0][1], "MiB": mib, "MiB grown": mib - from_then, "requests": last}
 
 
 async def start(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from tests.bench.suite.servers import Target, chat_gateway, nginx
 MANY = 32
 BODY = b'{"model":"general_llm","messages":[{"role":"user","content":"hello"}]}'
 SLOW = ("portkey", "litellm")  # not in the quick form: they take longest to start, and their goals are the widest
+PATIENT = 3  # times as long are the runs of these: LiteLLM may need a second for an answer
 ALONE = "{}, 1 in flight".format
 STRAIGHT = "straight"
 LEASTS = {"sglang-router": 1.0, "sglang-router, quiet": 0.6, "vllm-router": 0.5, "portkey": 8.0, "litellm": 60.0}
@@ -51,7 +52,7 @@ async def measure(bench: Bench) -> None:
 
 
 def _loaded(bench: Bench, target: Target, in_flight: int) -> Measure:
-    return lambda: wrk(bench, target, in_flight)
+    return lambda: wrk(bench, target, in_flight, bench.seconds * (PATIENT if target.name in SLOW else 1))
 
 
 ROW = Row(name="relay", title="chat relay, 32 and 1 in flight", goals=GOALS, measure=measure)
