@@ -64,7 +64,8 @@ def main(
                 say=say,
             )
             found, is_interrupted = measured(ROWS[name], bench)
-        kept = kept.with_row(found)
+        if not is_interrupted or name not in kept.rows:  # a part is no better than what was whole
+            kept = kept.with_row(found)
         write(output, kept, page=page)
         if is_interrupted:
             raise typer.Exit(INTERRUPTED)

@@ -38,6 +38,7 @@ async def measure(bench: Bench) -> None:
         }
         for name in ROUTERS:
             if bench.is_quick and name in SLOW:
+                bench.note(f"{name} is left out of the quick form")
                 continue
             try:
                 target = await stack.enter_async_context(router(bench, name, upstream, BODY))

@@ -75,6 +75,8 @@ async def measure(bench: Bench) -> None:
                 rule={"name": "tensors", "split": [{"backend": "triton", "model": "*"}]},
             )
         )
+        if bench.is_quick:
+            bench.note("the quick form has the smallest tensors alone, at 64 and at 1 in flight")
         for floats, count in QUICK if bench.is_quick else CASES:
             target = request_to(f"{ours.url}/v2/models/identity/infer", floats, ours.pid)
             file = bench.folder / f"request-{floats}"
