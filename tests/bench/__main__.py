@@ -21,7 +21,7 @@ from tests.bench.suite.bench import Bench, Failed, Row
 from tests.bench.suite.report import Found, Report
 from tests.bench.suite.rows import ROWS
 
-ROUNDS, QUICK_ROUNDS = 5, 3
+ROUNDS, QUICK_ROUNDS = 5, 2
 SECONDS, QUICK_SECONDS = 2, 1
 PAGE = machine.ROOT / "docs" / "benchmarks.md"
 INTERRUPTED = 130

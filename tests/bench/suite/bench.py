@@ -62,13 +62,14 @@ class Bench:
         """Keep a run."""
         self.runs.append(Run(subject=subject, round=number, figures=dict(figures)))
 
-    async def in_turns(self, subjects: Mapping[str, Measure], *, warms_up: bool = True) -> None:
+    async def in_turns(self, subjects: Mapping[str, Measure], *, warms_up: bool = True, rounds: int = 0) -> None:
         """Every subject once in each round. One that fails is told, and left out from then on.
 
-        The round that warms up is not kept.
+        The round that warms up is not kept. `rounds`: other than the row's.
         """
+        rounds = rounds or self.rounds
         alive = dict(subjects)
-        for number in range(-1 if warms_up else 0, self.rounds):
+        for number in range(-1 if warms_up else 0, rounds):
             for name, measure in subjects.items():
                 if name not in alive:
                     continue
@@ -79,7 +80,7 @@ class Bench:
                     self.failed(f"{name}: {error}")
                     continue
                 told = ", ".join(f"{figure} {value:,.4g}" for figure, value in figures.items())
-                self.say(f"{'warm-up' if number < 0 else f'round {number + 1} of {self.rounds}'}: {name}: {told}")
+                self.say(f"{'warm-up' if number < 0 else f'round {number + 1} of {rounds}'}: {name}: {told}")
                 if number >= 0:
                     self.record(name, number, figures)
 

@@ -14,6 +14,7 @@ from tests.bench.suite.servers import Target
 
 LENGTH_S: Final = EVENTS * PAUSE_S  # of one stream
 PATIENCE_S: Final = 60.0
+FEWEST: Final = 20  # times of which a percentile says something
 _END: Final = b"\r\n0\r\n\r\n"
 _TAIL: Final = len(MARK) - 1  # kept of what was read, so that no mark is missed between two reads and none seen twice
 
@@ -54,7 +55,7 @@ class Reader(asyncio.Protocol):
         """A part of the stream."""
         if not self._tail and not data.startswith(b"HTTP/1.1 200"):
             self._is_reading = False
-            self._tally.faults.append(f"the answer was {data[:300].decode(errors='replace')}")
+            self._tally.faults.append(f"the answer was {data[:1000].decode(errors='replace')}")
             self._transport.abort()
             return
         held = self._tail + data
@@ -134,9 +135,9 @@ class Readers:
             raise Failed(f"{len(self.tally.faults)} streams failed, the first: {self.tally.faults[0]}")
 
 
-def first_ms(first_s: Sequence[float]) -> tuple[float, float]:
-    """The median and the 99th percentile in ms. Raises `Failed` for too few."""
-    if len(first_s) < 2:
-        raise Failed("too few streams began to say how soon")
+def first_ms(first_s: Sequence[float]) -> dict[str, float]:
+    """The median and the 99th percentile of the times to the first event; nothing of too few to have one."""
+    if len(first_s) < FEWEST:
+        return {}
     cuts = statistics.quantiles(first_s, n=100)
-    return cuts[49] * 1000, cuts[98] * 1000
+    return {"first p50 ms": cuts[49] * 1000, "first p99 ms": cuts[98] * 1000}

@@ -52,6 +52,8 @@ async def measure(bench: Bench) -> None:
             targets += await stack.enter_async_context(_mosec(bench))
         except Failed as error:
             bench.failed(f"{PEER}: {error}")
+        if bench.is_quick:
+            targets = [one for one in targets if one.name not in (ADAPTIVE, ADAPTIVE_OURS)]
         await bench.in_turns({one.name: lambda one=one: wrk(bench, one, IN_FLIGHT) for one in targets})
 
 

@@ -14,8 +14,8 @@ from tests.bench.suite.servers import Target, chat_gateway, cpu_s, family, nginx
 IN_FLIGHT = 32  # for each worker
 ONE, TWO = "1 worker", "2 workers"
 ENOUGH_CORES = 3  # for two workers and the load
-REQUESTS, FEW_REQUESTS = 1_000_000, 30_000
-WARM, FEW_WARM = 100_000, 15_000  # until then memory may grow: what is kept of the last requests, allocators' pools
+REQUESTS, FEW_REQUESTS = 1_000_000, 20_000
+WARM, FEW_WARM = 100_000, 10_000  # until then memory may grow: what is kept of the last requests, allocators' pools
 PIECE_S, FEW_PIECE_S = 5, 2
 TOLD = 20  # samples
 POLL_S = 0.005
@@ -87,7 +87,7 @@ async def start(bench: Bench) -> None:
                     "torch is loaded": has_torch(worker_of(ours.pid)),
                 }
 
-        await bench.in_turns({OURS: run})
+        await bench.in_turns({OURS: run}, warms_up=not bench.is_quick)
 
 
 def has_torch(pid: int) -> float:

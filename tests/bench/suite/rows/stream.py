@@ -53,11 +53,13 @@ async def measure(bench: Bench) -> None:
             if target is not None:
                 counts = (FEW, MANY) if name == OURS else (FEW, MOST)
                 subjects |= {AT(name, count): _relayed(bench, target, count, pid) for count in counts}
-        await bench.in_turns(dict(sorted(subjects.items(), key=lambda one: one[0].rpartition(",")[2])))
+        ordered = dict(sorted(subjects.items(), key=lambda one: one[0].rpartition(",")[2]))
+        await bench.in_turns(ordered, warms_up=not bench.is_quick)
     async with _upstream(bench) as (upstream, _):
         await bench.in_turns(
             {MEMORY(name): _kept(bench, name, upstream) for name in (OURS, PEER) if AT(name, FEW) in subjects},
             warms_up=False,
+            rounds=1 if bench.is_quick else 0,
         )
 
 
@@ -96,11 +98,9 @@ def _relayed(bench: Bench, target: Target, count: int, upstream: int) -> Measure
         spent_s, load_s = cpu_s(pids) - before_s, cpu_s([os.getpid(), upstream]) - load_s
         await readers.stop()
         tally = readers.tally
-        p50, p99 = first_ms(tally.first_s)
         return {
             "events/s": tally.events / took_s,
-            "first p50 ms": p50,
-            "first p99 ms": p99,
+            **first_ms(tally.first_s),
             "cpu us an event": spent_s / max(1, tally.events) * 1e6,
             "load core": load_s / took_s,
         }
