@@ -7,6 +7,7 @@ in turns, and medians are told. Figures depend on the machine: compare within on
 import gc
 import json
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ def main(
     kept = begun(output / "report.json", {**machine.described(peers.FOLDER), "form": form})
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})  # what Redis, Triton and upstreams inherit
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what has been started is ended then, too
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # the load's own pauses would be seen as the gateway's
     for number, name in enumerate(chosen, 1):

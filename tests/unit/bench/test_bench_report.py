@@ -1,11 +1,13 @@
 """The report of `python -m tests.bench`: nothing is lost in its file, and nothing hidden in its tables."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.bench.suite.goals import Goal, Run
 from tests.bench.suite.report import BEGIN, END, Found, Report, into_page, markdown, parse
+from tests.bench.suite.rows import ROWS
 
 GOALS = (
     Goal(figure="rps", at="least", bound=0.5, against="peer"),
@@ -88,3 +90,9 @@ def test_tables_go_between_the_marks_of_a_page():
     assert into_page(put, "newer") == put.replace("new", "newer")
     with pytest.raises(ValueError, match="the page has no"):
         into_page("no marks", "new")
+
+
+def test_the_manual_has_a_place_for_figures_and_tells_every_row():
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+    assert "| new |" in into_page(page, "| new |")
+    assert [name for name in ROWS if f"| `{name}` |" not in page] == []
