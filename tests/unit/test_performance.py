@@ -42,7 +42,7 @@ def test_the_steps_are_of_files_that_exist():
 
 
 @pytest.mark.parametrize(
-    ("stack", "step"),
+    ("frames", "step"),
     [
         (["worker (/p/gateway/cli/serve.py:69)", "handle (/p/gateway/pipeline.py:90)"], "the walk itself"),
         (["worker (/p/gateway/cli/serve.py:69)", f"run ({SITE}/uvloop/__init__.py:1)"], LOOP),
@@ -56,8 +56,8 @@ def test_the_steps_are_of_files_that_exist():
         ([f"odd ({SITE}/gateway/pipeline.py:1)"], LOOP),
     ],
 )
-def test_a_sample_counts_for_the_deepest_function_of_ours(stack, step):
-    assert step_of(stack) == step
+def test_a_sample_counts_for_the_deepest_function_of_ours(frames, step):
+    assert step_of(frames) == step
 
 
 def test_samples_become_microseconds():
