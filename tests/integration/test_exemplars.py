@@ -4,7 +4,6 @@ import os
 import signal
 
 import httpx
-import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
@@ -15,8 +14,6 @@ from tests.kit.serving import children, serving
 from tests.kit.stack import is_running
 from tests.kit.upstream import Upstream
 from tests.kit.wait import until, until_async
-
-pytestmark = pytest.mark.alone
 
 DURATION, FIRST = "gateway_request_duration_seconds", "gateway_first_token_seconds"
 TYPES = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
-import pytest
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,8 +17,6 @@ from tests.kit.serving import Serving, children, serving
 from tests.kit.stack import is_running
 from tests.kit.upstream import HOLD, Script, Seen, Upstream, completion, json_reply
 from tests.kit.wait import until, until_async
-
-pytestmark = pytest.mark.alone
 
 WORKERS, HELD = 4, 20
 Labels = frozenset[tuple[str, str]]
