@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -25,7 +24,6 @@ BACKLOG: Final = 2048
 MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; nginx takes 32 KiB, httptools any size, in quadratic time
 HEAD_TIMEOUT_S: Final = 30.0  # from a connection's (or a request's) first moment to the end of its head
 LINGER_S: Final = 1.0
-TICK_S: Final = 0.1  # as uvicorn counts them: the date in its answers is renewed at each tenth
 CLOSING_TURNS: Final = 10  # of the event loop, in which what is idle is closed
 KEEP_ALIVE_S: Final = 75  # longer than the 60 s of common load balancers, so that they close first
 WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing for so long is let go
@@ -353,28 +351,15 @@ class WebSocket(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, stopped by an event of ours instead of by signals of its own, and without pauses.
+    """uvicorn's server, stopped by an event of ours instead of by signals of its own.
 
-    The original looks for its stop ten times a second, and waits 0.1 s for connections even where there is none.
+    The original waits 0.1 s for its connections even where there is none.
     """
-
-    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
-        super().__init__(config)
-        self._stop = stop
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """The original would raise the signal again at its end, before we have let go of what we hold."""
         yield
-
-    async def main_loop(self) -> None:
-        """Tick until the stop."""
-        for count in itertools.count():
-            if self._stop.is_set() or await self.on_tick(count):
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nothing new, and finish what is in flight: mostly nothing, since idle connections close at once."""
@@ -417,12 +402,14 @@ async def serve_app(
         timeout_graceful_shutdown=max(1, round(drain_s)),
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    server = Server(config, stop)
+    server = Server(config)
     serving = asyncio.create_task(server.serve(sockets=sockets))
+    stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({serving})
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.should_exit = True
+        stopping.cancel()
         await serving
 
 
