@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
@@ -41,6 +40,7 @@ from gateway.settings import (
     Settings,
     TaskSettings,
 )
+from gateway.settings.yaml_text import YamlFault, read_yaml
 from gateway.shadowing import Shadows
 from gateway.stores.redis_deaths import RedisDeaths
 from gateway.stores.redis_keys import RedisKeys
@@ -228,11 +228,11 @@ def prices_of(settings: Settings) -> PriceTable:
     if settings.prices is None:
         return PriceTable()
     try:
-        return parse_prices(yaml.safe_load(settings.prices.read_text()))
+        return parse_prices(read_yaml(settings.prices.read_text()))
     except OSError as error:
         raise ConfigError(f"prices: {settings.prices}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"prices: {settings.prices}: not valid YAML: {' '.join(str(error).split())}") from error
+    except YamlFault as error:
+        raise ConfigError(f"prices: {settings.prices}: {error}") from error
     except PriceError as error:
         raise ConfigError(f"{settings.prices}: {error}") from error
 
