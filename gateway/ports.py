@@ -1,6 +1,6 @@
 """What the pipeline needs from the world, each stated by its user. Adapters fit themselves to these."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -138,6 +138,18 @@ class ModelServer(KnowsModels, Protocol):
 
     async def unload(self, model: str, *, replica: str, unload_dependents: bool = False) -> None:
         """Unload a model; returns when no new request is taken."""
+        ...
+
+
+@runtime_checkable
+class HearsOfDeaths(Protocol):
+    """A backend whose models run in processes of their own, and may die there."""
+
+    on_death: Callable[[Place, Fault], None] | None
+    """Told where a model's process was found dead."""
+
+    def died(self, place: Place, fault: Fault) -> None:
+        """Somebody else has found one: the calls that wait for it end at once."""
         ...
 
 

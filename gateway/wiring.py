@@ -16,7 +16,6 @@ from gateway.api.app import create_app
 from gateway.api.auth import KeptSecret, KeyRing, Signing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api, passed_through
-from gateway.backends.triton.backend import TritonBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import PriceError, PriceTable, parse_prices
 from gateway.core.errors import Fault
@@ -28,7 +27,7 @@ from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
 from gateway.pipeline import Pipeline, Task
-from gateway.ports import Backend, Observer
+from gateway.ports import Backend, HearsOfDeaths, Observer
 from gateway.recall import Recalls
 from gateway.reports import report
 from gateway.sequences import PinnedSequences
@@ -49,7 +48,6 @@ from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
-from gateway.telemetry.page import Page
 from gateway.wiring_backends import open_backends
 from gateway.wiring_stores import lies_together, monotonic_us, open_redis, open_stores, wall_us
 from gateway.wiring_traces import open_traces
@@ -261,14 +259,14 @@ def _signing(settings: Settings, keys: RedisKeys | None) -> Signing | None:
 
 def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: BreakerBoard) -> None:
     """What one worker hears of a model's death, all act on."""
-    tritons = {name: backend for name, backend in backends.items() if isinstance(backend, TritonBackend)}
-    for backend in tritons.values():
+    told = {name: backend for name, backend in backends.items() if isinstance(backend, HearsOfDeaths)}
+    for backend in told.values():
         backend.on_death = deaths.tell
 
     def heard(place: Place, fault: Fault) -> None:
-        if place.backend in tritons:
+        if place.backend in told:
             board.failed(place, now_us=monotonic_us(), fault=fault)
-            tritons[place.backend].died(place, fault)
+            told[place.backend].died(place, fault)
 
     deaths.start(heard)
 
@@ -291,4 +289,4 @@ def _models(settings: Settings) -> Mapping[str, str]:
     return names
 
 
-__all__ = ["Page", "configure_logging", "data_plane", "monotonic_us", "wall_us"]
+__all__ = ["configure_logging", "data_plane", "monotonic_us", "wall_us"]

@@ -1,17 +1,19 @@
-"""The composition root's part for backends: from the settings of each to a running one."""
+"""The composition root's part for backends: from the settings of each to a running one.
+
+A kind that brings libraries along (gRPC, Jinja, torch) is imported where one is configured: a worker without it starts
+sooner and is smaller. `tests/component/test_imports_of_a_process.py` names those libraries.
+"""
 
 import logging
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Literal
 
-from gateway.backends.llm import chat_templates
 from gateway.backends.llm.anthropic_codec import AnthropicCodec
 from gateway.backends.llm.backend import Limits, LLMBackend
 from gateway.backends.llm.codec import Codec
 from gateway.backends.llm.openai_codec import OpenAICodec
-from gateway.backends.llm.triton_generate_codec import TritonGenerateCodec
-from gateway.backends.triton.backend import TritonBackend
 from gateway.ports import Backend
 from gateway.settings import (
     AnthropicSettings,
@@ -51,22 +53,33 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
     """A new kind of backend is a case here. Raises ValueError for what cannot be served."""
     match settings:
         case TritonSettings():
-            return await TritonBackend.open(name, settings.url, compression=settings.compression)
+            return await _triton_backend(name, settings.url, settings.compression)
         case OpenAISettings():
             return _llm_backend(name, settings, OpenAICodec(settings.apis))
         case AnthropicSettings():
             return _llm_backend(name, settings, AnthropicCodec(now_s=_now_s, max_tokens=settings.max_tokens))
         case TritonGenerateSettings():
-            template = chat_templates.load(settings.chat_template)
-            return _llm_backend(
-                name, settings, TritonGenerateCodec(engine=settings.engine, template=template, now_us=_now_us)
-            )
+            return _llm_backend(name, settings, _triton_generate_codec(settings))
         case LocalSettings():
             if shared := local_socket():  # the one runtime of all workers speaks Triton's own protocol
-                return await TritonBackend.open(name, shared)
-            from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch: only who uses it pays
+                return await _triton_backend(name, shared)
+            from gateway.backends.local import LocalBackend  # noqa: PLC0415 - brings torch
 
             return await LocalBackend.open(name, settings.repository, models=settings.models)
+
+
+async def _triton_backend(name: str, url: str, compression: Literal["none", "gzip"] = "none") -> Backend:
+    from gateway.backends.triton.backend import TritonBackend  # noqa: PLC0415 - brings gRPC and protobuf
+
+    return await TritonBackend.open(name, url, compression=compression)
+
+
+def _triton_generate_codec(settings: TritonGenerateSettings) -> Codec:
+    from gateway.backends.llm.chat_templates import load  # noqa: PLC0415 - brings Jinja
+    from gateway.backends.llm.triton_generate_codec import TritonGenerateCodec  # noqa: PLC0415 - the same
+
+    template = load(settings.chat_template)
+    return TritonGenerateCodec(engine=settings.engine, template=template, now_us=_now_us)
 
 
 def _now_s() -> int:

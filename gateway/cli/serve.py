@@ -47,7 +47,7 @@ def worker(
 ) -> None:
     """One worker of `workers`; `gateway serve` starts it."""
     settings = _settings(config, workers=workers)
-    from gateway.serve import work
+    from gateway.worker import work
 
     try:
         uvloop.run(work(settings, fd))
@@ -64,7 +64,7 @@ def admin(config: ConfigOption = DEFAULT_CONFIG) -> None:
         GATEWAY_ADMIN_TOKEN=... gateway admin --config deploy/gateway.yaml
     """
     settings = _settings(config)
-    from gateway.serve import admin as run
+    from gateway.control import admin as run
 
     try:
         asyncio.run(run(settings))

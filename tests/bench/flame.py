@@ -67,7 +67,7 @@ STEPS: Final[Sequence[tuple[str, str]]] = (  # the first that fits; paths below 
     ("gateway/core/watching/", "5 settle: records and usage for Redis"),
     ("gateway/stores/", "5 settle: records and usage for Redis"),
     ("gateway/cli/", LOOP),
-    ("gateway/serve.py", LOOP),
+    ("gateway/worker.py", LOOP),
     ("gateway/", "the walk itself"),
 )
 

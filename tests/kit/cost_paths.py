@@ -31,12 +31,12 @@ from gateway.core.admissions import Wanted
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.types import Caller, InferenceRequest, Limit
 from gateway.http_server import bind
-from gateway.serve import work
 from gateway.settings import load_settings
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.redis_admissions import RedisAdmissions
 from gateway.stores.redis_script import connect
 from gateway.wiring import wall_us
+from gateway.worker import work
 from local_runtime.repository.model_config import DynamicBatching
 from local_runtime.scheduling.batching import Batcher
 from local_runtime.scheduling.decisions import Dispatch, QueuedRequest
