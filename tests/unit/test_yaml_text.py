@@ -52,8 +52,13 @@ def test_aliases_as_people_write_them_are_taken():
     [
         ("{", "not valid YAML: while parsing a flow node"),
         ("a: 2026-13-41", "not valid YAML: month must be in 1..12"),
-        ("a: *b", "not valid YAML: found undefined alias 'b'"),
-        ("[" * 20_000, "not taken: it is nested too deeply"),
+        ("a: *b", "not valid YAML: found undefined alias"),
+        ("[" * 20_000, "not valid YAML: while increasing flow level exceeded maximum nesting depth"),
+        ("[" * 600 + "]" * 600, "not taken: it is nested too deeply"),
+        (
+            "a0: &a0 []\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 250)),
+            "not taken: it is nested too deeply",
+        ),
     ],
 )
 def test_faults_are_one_line(text, words):
