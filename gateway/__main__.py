@@ -15,7 +15,6 @@ COMMANDS: Final = {
     "up": "gateway.cli.stack:app",
     "down": "gateway.cli.stack:app",
     "serve": "gateway.cli.serve:app",
-    "worker": "gateway.cli.serve:app",
     "admin": "gateway.cli.serve:app",
     "check": "gateway.cli.serve:app",
     "schema": "gateway.cli.serve:app",

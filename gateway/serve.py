@@ -33,7 +33,6 @@ KILL_AFTER_S = 5.0  # beyond the drain time, before a worker is killed
 RUNTIME_START_S = 120.0  # loading large models from a slow disk takes long; more than this is a fault
 READINESS_S = 1.0  # until a worker has said whether it is ready
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound: any address stands for loopback
-_MODULE = (sys.executable, "-m", "gateway")
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +55,10 @@ async def serve(config: Path, settings: Settings) -> int:
         ops = asyncio.create_task(serve_app(page, [ops_listener], ended, drain_s=1))
         try:
             async with _shared_runtime(settings, Path(folder), environment, stop) as shared:
-                where = ("--config", str(config), "--fd", str(listener.fileno()))
-                command = (*_MODULE, "worker", *where, "--workers", str(server.workers))
+                words = (str(config), str(listener.fileno()), str(server.workers))
                 worker = Child(
                     name="worker",
-                    command=command,
+                    command=(sys.executable, "-m", "gateway.worker", *words),
                     environment=environment | shared,
                     fds=(listener.fileno(),),
                     metrics=metrics,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-import uvloop
 
 from gateway.settings import EXIT_CONFIG, ConfigError, LLMSettings, Settings, load_settings
 
@@ -39,20 +38,6 @@ def serve(
     except ConfigError as error:
         _refuse(error)
     raise typer.Exit(status)
-
-
-@app.command(hidden=True)
-def worker(
-    config: ConfigOption, fd: Annotated[int, typer.Option("--fd")], workers: Annotated[int, typer.Option()] = 1
-) -> None:
-    """One worker of `workers`; `gateway serve` starts it."""
-    settings = _settings(config, workers=workers)
-    from gateway.worker import work
-
-    try:
-        uvloop.run(work(settings, fd))
-    except ConfigError as error:
-        _refuse(error)
 
 
 @app.command()
@@ -130,8 +115,7 @@ def _settings(config: Path, *, workers: int | None = None, port: int | None = No
         settings = load_settings(config)
     except ConfigError as error:
         _refuse(error)
-    changes = {k: v for k, v in (("workers", workers), ("port", port)) if v is not None}
-    return settings.model_copy(update={"server": settings.server.model_copy(update=changes)})
+    return settings.with_server(**{k: v for k, v in (("workers", workers), ("port", port)) if v is not None})
 
 
 def _refuse(error: ConfigError) -> NoReturn:

@@ -157,6 +157,10 @@ class Settings(Section):
         of_alias = next((task for task, one in self.tasks.items() if name in one.aliases), None)
         return f" (that is an alias of the task '{of_alias}')" if of_alias else suggest(name, self.tasks)
 
+    def with_server(self, **changes: Any) -> "Settings":
+        """The same, but for these fields of `server`, which a command line may say."""
+        return self.model_copy(update={"server": self.server.model_copy(update=changes)})
+
     def check_rules(self, rules: Sequence[Rule]) -> None:
         """Raise `RuleError` for rules that do not fit the backends and tasks here."""
         check_targets(rules, backends=self.backends, tasks=self.tasks)

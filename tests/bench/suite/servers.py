@@ -259,7 +259,7 @@ def resident_kib(pids: Iterable[int]) -> float:
 
 def worker_of(pid: int) -> int:
     """The one worker of a gateway. Raises `Failed` where it has none, or several."""
-    workers = [child for child, command in children(pid).items() if " worker " in command]
+    workers = [child for child, command in children(pid).items() if "gateway.worker" in command]
     if len(workers) != 1:
         raise Failed(f"the gateway has {len(workers)} workers")
     return workers[0]
