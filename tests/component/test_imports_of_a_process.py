@@ -10,7 +10,7 @@ import yaml
 
 HEAVY = {
     *("torch", "grpc", "google.protobuf", "tritonclient", "local_runtime.runtime", "PIL"),
-    *("fastapi", "nicegui", "jwt", "cryptography.hazmat", "httpx", "jinja2", "rich", "opentelemetry.sdk"),
+    *("fastapi", "nicegui", "jwt", "cryptography.hazmat", "httpx", "jinja2", "rich"),
     *("gateway.admin", "gateway.cli", "gateway.console", "gateway.stack", "gateway.tuning"),
 }
 WORKER = """
