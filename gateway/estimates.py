@@ -51,11 +51,18 @@ class Estimate:
         nothing pass that may take of it, whatever it was expected to take.
         """
         kinds = {take.limit.kind for take in counted}
-        if not kinds & {"tokens", "usd"} or "openai" not in self._task.contract.forms:
+        if not kinds & {"tokens", "usd"} or "openai" not in self._task.contract.speaks:
             return 1, 0
-        work = self.work()
         costs = self._costs(rule) if rule and "usd" in kinds else []
-        return max(1, work.input_tokens + work.output_tokens), max(costs, default=0)
+        work = self.work() if self._may_generate(rule) else None
+        return max(1, work.input_tokens + work.output_tokens) if work else 1, max(costs, default=0)
+
+    def _may_generate(self, rule: Rule | None) -> bool:
+        """Whether an LLM may answer it: what models of tensors can answer goes to one only where its rule says so."""
+        if len(self._task.contract.speaks) == 1 or rule is None:
+            return True
+        found = (self._plane.backends.get(target.backend) for target in (*rule.split, *rule.fallback))
+        return any(backend is not None and backend.speaks == "openai" for backend in found)
 
     def _costs(self, rule: Rule) -> list[int]:
         """What it will cost at each place that has a price; one that is fallen back to counts as the least."""

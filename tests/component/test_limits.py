@@ -1,7 +1,8 @@
 """Limits through the whole data plane: what each way in which a request can go takes of them, and gives back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from gateway.core.models import ModelFacts, TensorFacts
 from gateway.core.types import Caller, Limit, Message, Usage
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.tasks.tensor import TensorTask
-from tests.kit.app import DEFAULT_RULES, KEY, LIMITED_KEY, Harness, embedding, running
+from tests.kit.app import DEFAULT_RULES, KEY, LIMITED_KEY, Harness, embedding, running, scores
 from tests.kit.limited import DAY, NOW, SECOND, concurrent, requests, tokens, usd
 from tests.kit.llm_plane import CHAT, Endpoint, chat_rule, llm_plane
 from tests.kit.relayed import asked, script, text_of
@@ -112,7 +113,9 @@ async def llm_scene(*endpoints: Upstream | Endpoint, limits: Sequence[Limit] = A
 
 
 @asynccontextmanager
-async def scene(*limits: Limit, script: Sequence[Step] = (embedding(),)) -> AsyncIterator[Scene]:
+async def scene(
+    *limits: Limit, script: Sequence[Step] = (embedding(),), more_rules: Sequence[Mapping[str, Any]] = ()
+) -> AsyncIterator[Scene]:
     """Over scripted backends: `llm` answers with a usage of 60 tokens, `triton` plays the script."""
     clock = Clock()
     llm = ScriptedBackend("llm", [Message(body=b"{}", usage=Usage(input_tokens=20, output_tokens=40))])
@@ -120,6 +123,7 @@ async def scene(*limits: Limit, script: Sequence[Step] = (embedding(),)) -> Asyn
     async with running(
         [triton, llm],
         rules=[
+            *more_rules,
             *DEFAULT_RULES,
             {"name": "any", "match": {"task": "tensor"}, "split": [{"backend": "triton", "model": "*"}]},
         ],
@@ -226,6 +230,21 @@ async def test_without_a_bound_of_its_own_an_answer_is_expected_to_be_of_the_usu
         task = await at.begin(up, max_tokens=None)
         assert at.used.tokens == PROMPT + 338
         await task
+
+
+@pytest.mark.parametrize(("fallback", "reserves_one"), [("local", True), ("llm", False)])
+async def test_what_no_llm_may_answer_reserves_one_token(fallback, reserves_one):
+    images = {
+        "name": "pictures",
+        "match": {"task": "image-classification"},
+        "split": [{"backend": "triton", "model": "m"}],
+        "fallback": [{"backend": fallback, "model": "smollm2"}],
+    }
+    async with scene(tokens(2000, "day"), script=[scores(0.1, 0.2, 0.7)], more_rules=[images]) as at:
+        body = {"input": {"image": base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()}}
+        answer = await at.gw.post("/v1/tasks/image-classification", body, authorization=f"Bearer {OWN}")
+    assert answer.status_code == 200, answer.text
+    assert (answer.headers["x-ratelimit-remaining-tokens"] == "1999") is reserves_one
 
 
 async def test_a_used_up_limit_lets_nothing_pass_that_it_counts_not_even_what_takes_little():
