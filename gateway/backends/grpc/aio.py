@@ -62,11 +62,18 @@ class AioChannel:
         self._calls: dict[tuple[bytes, bool], Any] = {}
 
     async def unary(
-        self, path: bytes, message: bytes, *, timeout_s: float, metadata: Sequence[tuple[bytes, bytes]] = ()
+        self,
+        path: bytes,
+        *message: bytes | memoryview,
+        timeout_s: float,
+        metadata: Sequence[tuple[bytes, bytes]] = (),
     ) -> bytes:
-        """The answer to one message. Raises `GrpcError`; cancelling the wait cancels the call at the server."""
+        """The answer to one message, given in parts.
+
+        Raises `GrpcError`; cancelling the wait cancels the call at the server.
+        """
         begin = self._call(path, is_stream=False)
-        call = begin(message, timeout=timeout_s + SETTLE_S, metadata=_text(metadata))
+        call = begin(b"".join(message), timeout=timeout_s + SETTLE_S, metadata=_text(metadata))
         await _ended(call, timeout_s)
         try:
             answer: bytes = await call

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.backends.grpc.connection import Connection
 from gateway.backends.grpc.headers import GrpcError, encoded_metadata
-from gateway.backends.grpc.stream import MAX_MESSAGE, Stream
+from gateway.backends.grpc.stream import MAX_MESSAGE, PREFIX
 
 CONNECT_TIMEOUT_S: Final = 2.0
 FIRST_BACKOFF_S: Final = 0.1
@@ -49,18 +49,25 @@ class GrpcChannel:
         self._is_closed = False
 
     async def unary(
-        self, path: bytes, message: bytes, *, timeout_s: float, metadata: Sequence[tuple[bytes, bytes]] = ()
+        self,
+        path: bytes,
+        *message: bytes | memoryview,
+        timeout_s: float,
+        metadata: Sequence[tuple[bytes, bytes]] = (),
     ) -> bytes:
         """The answer to one message. Raises `GrpcError`; cancelling the wait cancels the call at the server.
 
         Args:
             path: `/package.Service/Method`.
-            message: the request, encoded; must not change until the call has ended.
+            message: the request, encoded, in parts; must not change until the call has ended.
             timeout_s: the time for everything, connecting included; the server is told of it.
             metadata: lower-case names and printable ASCII; ValueError for others.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        stream = await self._start(path, (message,), deadline=deadline, is_unary=True, metadata=metadata)
+        headers = encoded_metadata(metadata) if metadata else b""
+        connection = self._free or await self._with_room(deadline)
+        parts = (PREFIX.pack(0, sum(map(len, message))), *message)
+        stream = connection.start(path, parts, deadline=deadline, is_unary=True, metadata=headers)
         try:
             return await stream.only()
         finally:
@@ -74,7 +81,10 @@ class GrpcChannel:
         Closing the iterator cancels the call at the server. A reader that does not read stops the server.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        stream = await self._start(path, messages, deadline=deadline, is_unary=False, metadata=metadata)
+        headers = encoded_metadata(metadata) if metadata else b""
+        connection = self._free or await self._with_room(deadline)
+        parts = [part for message in messages for part in (PREFIX.pack(0, len(message)), message)]
+        stream = connection.start(path, parts, deadline=deadline, is_unary=False, metadata=headers)
         try:
             while (message := await stream.next_message()) is not None:
                 yield message
@@ -95,20 +105,11 @@ class GrpcChannel:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _start(
-        self,
-        path: bytes,
-        messages: Sequence[bytes],
-        *,
-        deadline: float,
-        is_unary: bool,
-        metadata: Sequence[tuple[bytes, bytes]],
-    ) -> Stream:
-        headers = encoded_metadata(metadata) if metadata else b""
+    @property
+    def _free(self) -> Connection | None:
+        """The connection, where a call can be started at once."""
         connection = self._connection
-        if connection is None or connection.is_queued_for or not connection.has_room:
-            connection = await self._with_room(deadline)
-        return connection.start(path, messages, deadline=deadline, is_unary=is_unary, metadata=headers)
+        return connection if connection is not None and connection.is_free else None
 
     async def _with_room(self, deadline: float) -> Connection:
         """A connection on which a call can be started now."""

@@ -14,7 +14,7 @@ from typing import Final, cast
 from gateway.backends.grpc import http2
 from gateway.backends.grpc.headers import GrpcError, RequestHeaders, reset_error
 from gateway.backends.grpc.http2 import ErrorCode, Http2Error
-from gateway.backends.grpc.stream import PREFIX, SETTLE_S, WINDOW, Stream
+from gateway.backends.grpc.stream import SETTLE_S, WINDOW, Stream
 
 MAX_FRAME: Final = 1024 * 1024  # of the server's: fewer, larger parts
 REGRANT: Final = 2**30  # received on the whole connection before its window, the largest there is, is made whole again
@@ -85,6 +85,11 @@ class Connection(asyncio.Protocol):
         """Whether calls wait for room."""
         return bool(self._waiting)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a call can be started now without passing others."""
+        return self.is_usable and not self._waiting and len(self._streams) < self._max_streams
+
     async def room(self) -> None:
         """Return when a call may find room, or when the connection has become unusable; first come, first served."""
         waiter: asyncio.Future[None] = self._loop.create_future()
@@ -101,13 +106,16 @@ class Connection(asyncio.Protocol):
     def start(
         self,
         path: bytes,
-        messages: Sequence[bytes],
+        parts: Sequence[bytes | memoryview],
         *,
         deadline: float,
         is_unary: bool,
         metadata: bytes,
     ) -> Stream:
-        """Begin a call, for which there must be room; `metadata` are headers, encoded."""
+        """Begin a call, for which there must be room: `parts` are its messages with their prefixes, all in order.
+
+        `metadata` are headers, encoded.
+        """
         stream = Stream(self, is_unary=is_unary, max_message=self._max_message, deadline=deadline)
         stream.id = self._next_id
         self._next_id += 2
@@ -120,14 +128,14 @@ class Connection(asyncio.Protocol):
             self._alarm = self._loop.call_later(SILENCE_S, self._watch)
         # The server may hear of an end only through us (see `SETTLE_S`); its own deadline is for when we are gone.
         block = self._requests.block(path, int((deadline - self._loop.time() + SETTLE_S) * 1e6), metadata)
-        size = sum(map(len, messages)) + PREFIX.size * len(messages)
+        size = sum(map(len, parts))
         is_whole = size <= min(WHOLE_BYTES, self._max_frame, self._send_window, stream.send_window)
         is_whole = is_whole and not self._is_paused and not self._sending and len(block) <= self._max_frame
         if is_whole:
-            self._send_whole(stream, block, messages, size)
+            self._send_whole(stream, block, parts, size)
         else:
             self._write(http2.header_frames(stream.id, block, ends_stream=False, max_frame=self._max_frame))
-            stream.queue(messages)
+            stream.queue(parts)
             self._sending.append(stream)
             self._pump()
         return stream
@@ -284,20 +292,13 @@ class Connection(asyncio.Protocol):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _send_whole(self, stream: Stream, block: bytes, messages: Sequence[bytes], size: int) -> None:
+    def _send_whole(self, stream: Stream, block: bytes, parts: Sequence[bytes | memoryview], size: int) -> None:
         """A small call in one write."""
-        parts = [
-            http2.frame_head(http2.HEADERS, http2.END_HEADERS, stream.id, len(block)),
-            block,
-            http2.frame_head(http2.DATA, http2.END_STREAM, stream.id, size),
-        ]
-        for message in messages:
-            parts.append(PREFIX.pack(0, len(message)))
-            parts.append(message)
         stream.mark_sent()
         stream.send_window -= size
         self._send_window -= size
-        self._write(b"".join(parts))
+        head = http2.frame_head(http2.HEADERS, http2.END_HEADERS, stream.id, len(block))
+        self._write(b"".join((head, block, http2.frame_head(http2.DATA, http2.END_STREAM, stream.id, size), *parts)))
 
     def _pump(self) -> None:
         """Send what the windows and the socket take, in turns."""

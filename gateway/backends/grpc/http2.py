@@ -40,7 +40,8 @@ END_STREAM: Final = 1  # of DATA and HEADERS
 END_HEADERS: Final = 4
 PADDED: Final = 8
 WITH_PRIORITY: Final = 32
-_NOT_PLAIN: Final = END_HEADERS | PADDED | WITH_PRIORITY  # of HEADERS that are their block and no more: END_HEADERS
+_NOT_PLAIN: Final = END_HEADERS | PADDED | WITH_PRIORITY
+_PLAIN: Final = (0, END_HEADERS)  # of these, what DATA and HEADERS have that are their payload and no more
 
 # Settings.
 ENABLE_PUSH: Final = 2
@@ -116,7 +117,7 @@ class FrameReader:
                 return
             data = bytes(self._held)
             self._held.clear()
-        view = memoryview(data)
+        view, unpack, most = memoryview(data), _FRAME.unpack_from, self._max_frame
         at, end = 0, len(data)
         while at < end:
             if self._data_left:
@@ -128,21 +129,22 @@ class FrameReader:
             if end - at < HEAD_BYTES:
                 self._hold(view[at:], HEAD_BYTES)
                 return
-            high, low, kind, flags, stream = _FRAME.unpack_from(data, at)
+            high, low, kind, flags, stream = unpack(data, at)
             size = high << 8 | low
+            past = at + HEAD_BYTES + size
+            is_plain = kind <= HEADERS and flags & _NOT_PLAIN == _PLAIN[kind] and 0 < stream <= MAX_WINDOW
+            if is_plain and past <= end and size <= most and self._block is None:
+                yield kind, flags, stream, view[at + HEAD_BYTES : past]  # nearly every frame
+                at = past
+                continue
             if self._begins_data(kind, flags, stream, size):
                 at += HEAD_BYTES
                 continue
-            if end - at < HEAD_BYTES + size:
+            if past > end:
                 self._hold(view[at:], HEAD_BYTES + size)
                 return
-            at += HEAD_BYTES
-            payload = view[at : at + size]
-            at += size
-            if kind == HEADERS and flags & _NOT_PLAIN == END_HEADERS and stream:
-                yield HEADERS, flags, stream & MAX_WINDOW, payload
-                continue
-            frame = self._whole(kind, flags, stream & MAX_WINDOW, payload)
+            frame = self._whole(kind, flags, stream & MAX_WINDOW, view[at + HEAD_BYTES : past])
+            at = past
             if frame is not None:
                 yield frame
 

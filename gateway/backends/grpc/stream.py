@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import Final, Protocol
 
@@ -149,7 +149,7 @@ class Stream:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
         if padding:
             self._grant(padding)
-        if size and not self._is_quitting:
+        if size and not self._is_quitting and not self._take_whole(part):
             self._parts.append(part)
             self._held += size
             if self._held >= (_PREFIX_BYTES if self._body_size < 0 else self._body_size):
@@ -157,14 +157,12 @@ class Stream:
         if is_last and not self.is_ended:
             self.fail(GrpcError("INTERNAL", "the answer ended without a status"))
 
-    def queue(self, messages: Sequence[bytes]) -> None:
-        """Messages to send, one after the other, as windows allow."""
-        for message in messages:
-            self._unsent.append(memoryview(PREFIX.pack(0, len(message))))
-            self._unsent.append(memoryview(message))
+    def queue(self, parts: Iterable[bytes | memoryview]) -> None:
+        """What is to be sent as windows allow, in parts."""
+        self._unsent.extend(map(memoryview, parts))
 
     def take_unsent(self, size: int) -> tuple[int, list[memoryview]]:
-        """Up to `size` bytes of the messages, without copying: how many, and the parts."""
+        """Up to `size` bytes of what is to be sent, without copying: how many, and the parts."""
         parts: list[memoryview] = []
         taken = 0
         while self._unsent and taken < size:
@@ -195,6 +193,23 @@ class Stream:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _take_whole(self, part: memoryview) -> bool:
+        """Take a part that is one good message and no more, as most are; false for any other."""
+        if self._held or self._body_size >= 0 or len(part) < _PREFIX_BYTES:
+            return False
+        compressed, size = PREFIX.unpack_from(part)
+        if compressed or size != len(part) - _PREFIX_BYTES or size > self._max_message:
+            return False
+        if not self._messages:
+            self._account(size)
+        self._came(part[_PREFIX_BYTES:])
+        return True
+
+    def _came(self, message: bytes | memoryview) -> None:
+        self._messages.append(bytes(message))
+        if not self._is_unary:
+            self._wake()
+
     def _cut(self) -> None:
         """Messages out of the parts."""
         while True:
@@ -202,10 +217,8 @@ class Stream:
                 return
             if self._held < self._body_size:
                 return
-            self._messages.append(bytes(self._take(self._body_size)))
+            self._came(self._take(self._body_size))
             self._body_size = -1
-            if not self._is_unary:
-                self._wake()
             if not self._held:
                 return
 

@@ -37,9 +37,13 @@ class Channel(Protocol):
     """All that is asked of a gRPC library. Both raise `GrpcError`."""
 
     async def unary(
-        self, path: bytes, message: bytes, *, timeout_s: float, metadata: Sequence[tuple[bytes, bytes]] = ()
+        self,
+        path: bytes,
+        *message: bytes | memoryview,
+        timeout_s: float,
+        metadata: Sequence[tuple[bytes, bytes]] = (),
     ) -> bytes:
-        """The answer to one message. Cancelling the wait cancels the call at the server."""
+        """The answer to one message, given in parts. Cancelling the wait cancels the call at the server."""
         ...
 
     def stream(
@@ -132,7 +136,7 @@ class TritonReplica:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_us / 1e6
         facts = await self._facts_for(call, deadline=deadline)
-        message = triton_codec.encode(call, payload, facts)
+        message = b"".join(triton_codec.encode(call, payload, facts))
         self._in_flight += 1
         try:
             left_s = deadline - loop.time()
@@ -155,7 +159,7 @@ class TritonReplica:
 
     # --- a model whose process has died -----------------------------------------------------------
 
-    async def _infer(self, call: BackendCall, message: bytes, *, deadline: float) -> bytes:
+    async def _infer(self, call: BackendCall, message: Sequence[bytes | memoryview], *, deadline: float) -> bytes:
         """One unary call. Where the model's process has died, all calls that wait for it end at once.
 
         Triton takes a second to notice for each request that waits for a dead process, one after another.
@@ -168,7 +172,7 @@ class TritonReplica:
         self._in_flight += 1
         try:
             left_s = deadline - asyncio.get_running_loop().time()
-            return await self._channel.unary(_INFER, message, timeout_s=left_s, metadata=_metadata(call))
+            return await self._channel.unary(_INFER, *message, timeout_s=left_s, metadata=_metadata(call))
         except GrpcError as error:
             fault = _fault(error)
             if fault.kind is FaultKind.DEAD:

@@ -102,7 +102,7 @@ class Clients:
         inputs = made_up.tensors(documents.document(answer.config), ask, rows=traffic.rows, seed=seed)
         payload = TensorPayload(inputs=tuple(inputs))
         call = BackendCall(request_id="", model=ask.tensor, version=ask.version, payload=payload)
-        return GrpcTarget(self._channel(ask.triton), codec.encode(call, payload, None))
+        return GrpcTarget(self._channel(ask.triton), b"".join(codec.encode(call, payload, None)))
 
     async def _ask(self, triton: str, method: bytes, request: Any, form: Any) -> Any:
         try:

@@ -150,6 +150,13 @@ async def test_many_at_a_time_share_one_connection():
         assert len(channel._open) == 1
 
 
+@pytest.mark.parametrize("size", [1, 100, 16_384, 300_000])
+async def test_a_message_may_be_given_in_parts(size):
+    async with served() as (channel, _, _):
+        parts = (b"a", memoryview(b"b" * size), b"", memoryview(b"c"))
+        assert await channel.unary(b"/test/echo", *parts, timeout_s=LONG_S) == b"".join(parts)
+
+
 async def test_large_messages_both_ways():
     async with served() as (channel, _, _):
         big = bytes(range(256)) * (BIG // 256)

@@ -25,7 +25,7 @@ def answer(*outputs, raw=None, **fields):
 
 def encoded(payload, *, facts=None, sequence=None):
     call = BackendCall(request_id="r-1", model="m", version="2", payload=payload, sequence=sequence)
-    return pb.ModelInferRequest.FromString(encode(call, payload, facts))
+    return pb.ModelInferRequest.FromString(b"".join(encode(call, payload, facts)))
 
 
 def parameters(request):
@@ -59,6 +59,26 @@ def test_contents_of_any_length_are_as_protobuf_would_write_them(contents):
     assert list(encoded(TensorPayload(inputs=inputs)).raw_input_contents) == contents
     response = answer(*((one.name, "UINT8", [len(one.data)], one.data) for one in inputs), model_name="m", id="r")
     assert [bytes(one.data) for one in decode(response.SerializeToString(), ()).outputs] == contents
+
+
+@pytest.mark.parametrize("request_id", ["", "r-2", "x" * 128])
+def test_requests_that_look_alike_have_their_own_ids_and_contents(request_id):
+    for data in (bytes(8), b"12345678"):
+        payload = TensorPayload(inputs=(Tensor(name="A", datatype="FP32", shape=(1, 2), data=data),))
+        call = BackendCall(request_id=request_id, model="m", version="2", payload=payload)
+        sent = pb.ModelInferRequest.FromString(b"".join(encode(call, payload, None)))
+        assert (sent.id, list(sent.raw_input_contents)) == (request_id, [data])
+
+
+@pytest.mark.parametrize("name", ["A", "A" * 200, "A" * 10_000])
+def test_answers_that_look_alike_have_their_own_contents(name):
+    for data in (bytes(8), b"12345678"):
+        response = answer((name, "FP32", [1, 2], data), model_name="m", id=f"r-{data!r}")
+        (tensor,) = decode(response.SerializeToString(), ()).outputs
+        assert tensor == Tensor(name=name, datatype="FP32", shape=(1, 2), data=data)
+    with pytest.raises(BackendError):
+        decode(response.SerializeToString(), ("B",))
+    assert decode(response.SerializeToString(), (name,)).outputs == (tensor,)
 
 
 @pytest.mark.parametrize(
