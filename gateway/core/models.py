@@ -103,7 +103,9 @@ def output_sizes(facts: ModelFacts, names: Sequence[str], row_count: int | None)
         if known is None or known.datatype not in ITEM_SIZES:
             continue
         shape = known.shape if row_count is None else (row_count, *known.shape[1:])
-        with contextlib.suppress(ValueError):  # a free dimension, or a shape that no tensor can have
+        if -1 in shape:
+            continue
+        with contextlib.suppress(ValueError):  # a shape that no tensor can have
             sizes[name] = byte_size(known.datatype, shape)
     return sizes
 

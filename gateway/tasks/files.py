@@ -5,10 +5,8 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from gateway.core.errors import InvalidInput
-from gateway.core.tensors import from_numpy
+from gateway.core.tensors import BYTES
 from gateway.core.types import Tensor
 
 _MAGIC: Mapping[bytes, str] = {
@@ -42,10 +40,8 @@ def image_of(fields: Mapping[str, Any], *, max_bytes: int) -> bytes:
 
 
 def image_tensor(image: bytes, *, shape: tuple[int, ...] = (1, 1)) -> Tensor:
-    """IMAGE as BYTES."""
-    array = np.empty(1, dtype=np.object_)
-    array[0] = image
-    return from_numpy("IMAGE", array.reshape(shape))
+    """IMAGE as BYTES of one element."""
+    return Tensor(name="IMAGE", datatype=BYTES, shape=shape, data=len(image).to_bytes(4, "little") + image)
 
 
 def media_type(image: bytes) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.core.errors import InvalidInput
 from gateway.core.tensors import to_numpy
@@ -86,9 +87,14 @@ class ImageClassification:
     def answer(self, event: Tensors | Message | Delta, parsed: ImageInput) -> Answer:
         """The `top_k` labels, best first."""
         scores = to_numpy(output(tensors_of(event), "SCORES", datatype="FP32", shape=(1, len(self.labels))))[0]
-        if not (np.all(scores >= 0) and abs(float(scores.sum()) - 1.0) < SUM_TOLERANCE):
+        if not (scores.min() >= 0 and abs(float(scores.sum()) - 1.0) < SUM_TOLERANCE):
             raise broken("the scores are not probabilities")
-        best = np.argsort(-scores, kind="stable")[: parsed.top_k]
-        return Answer(
-            output={"labels": [{"name": self.labels[i], "index": int(i), "score": float(scores[i])} for i in best]}
-        )
+        best = _best(scores, parsed.top_k).tolist()
+        labels = [{"name": self.labels[i], "index": i, "score": float(scores[i])} for i in best]
+        return Answer(output={"labels": labels})
+
+
+def _best(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """The indexes of the highest scores, best first, and of equal ones the first first; only these are sorted."""
+    among = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+    return among[np.argsort(-scores[among], kind="stable")][:count]

@@ -79,6 +79,7 @@ class TensorTask:
             asked = read_document(model, document | {"parameters": parameters}, oip.Wire)
         except InferenceError as error:
             raise InvalidInput(triton_plain(error.message), field="input.inputs") from error
+        check_name(model)
         return named(model, version, asked)
 
     def payload(self, parsed: TensorInput) -> TensorPayload:
@@ -91,8 +92,7 @@ class TensorTask:
 
 
 def named(model: str, version: str, asked: Asked[Tensor], *, stream: bool = False) -> TensorInput:
-    """A call of `model`. Raises `UnknownModel` for what no model can be called."""
-    check_name(model)
+    """A call of `model`, whose name was checked."""
     return TensorInput(
         model=model, version=version, payload=oip.payload(asked, stream=stream), sequence=oip.sequence(asked)
     )
