@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.backends.grpc.connection import Connection
 from gateway.backends.grpc.headers import GrpcError, encoded_metadata
-from gateway.backends.grpc.stream import MAX_MESSAGE, PREFIX
+from gateway.backends.grpc.stream import MAX_MESSAGE, PREFIX, Message
 
 CONNECT_TIMEOUT_S: Final = 2.0
 FIRST_BACKOFF_S: Final = 0.1
@@ -54,7 +54,7 @@ class GrpcChannel:
         *message: bytes | memoryview,
         timeout_s: float,
         metadata: Sequence[tuple[bytes, bytes]] = (),
-    ) -> bytes:
+    ) -> Message:
         """The answer to one message. Raises `GrpcError`; cancelling the wait cancels the call at the server.
 
         Args:
@@ -75,7 +75,7 @@ class GrpcChannel:
 
     async def stream(
         self, path: bytes, messages: Sequence[bytes], *, timeout_s: float, metadata: Sequence[tuple[bytes, bytes]] = ()
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[Message, None]:
         """Send all messages, then yield those of the answer as they are read; the arguments are those of `unary`.
 
         Closing the iterator cancels the call at the server. A reader that does not read stops the server.

@@ -16,6 +16,7 @@ from gateway.backends.grpc.headers import GrpcError, RequestHeaders, reset_error
 from gateway.backends.grpc.http2 import ErrorCode, Http2Error
 from gateway.backends.grpc.stream import SETTLE_S, WINDOW, Stream
 
+READ_BYTES: Final = 256 * 1024  # in one read, of all that is not a large message
 MAX_FRAME: Final = 1024 * 1024  # of the server's: fewer, larger parts
 REGRANT: Final = 2**30  # received on the whole connection before its window, the largest there is, is made whole again
 WHOLE_BYTES: Final = 64 * 1024  # a request up to this size is copied into one write
@@ -30,7 +31,7 @@ VANISHED_MS: Final = 5_000  # unanswered bytes for so long, and the kernel gives
 MAX_STREAM_ID: Final = 2**31 - 1
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A connection; `ready` is set once the server has said what it takes (its SETTINGS).
 
     Args:
@@ -52,6 +53,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._reader = http2.FrameReader(MAX_FRAME)
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._place: memoryview | None = None  # where the last read went, if not there
         self._answers = http2.HeaderDecoder()
         self._streams: dict[int, Stream] = {}
         self._next_id = 1
@@ -179,13 +182,22 @@ class Connection(asyncio.Protocol):
         opening = http2.window_update(0, http2.MAX_WINDOW - http2.DEFAULT_WINDOW)
         self._write(http2.PREFACE + http2.settings_frame(ours) + opening)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's form
+        """Where the next read goes: to the place of a large message that is on its way, or to be looked through."""
+        stream_id, left = self._reader.awaits
+        stream = self._streams.get(stream_id) if left else None
+        self._place = stream.place(left) if stream is not None else None
+        return self._place or self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Take what came, frame by frame."""
         self._heard_at = self._loop.time()
+        is_placed = self._place is not None
+        data = (self._place or self._buffer)[:nbytes]
         try:
             for kind, flags, stream_id, payload in self._reader.feed(data):
                 if kind == http2.DATA:
-                    self._on_data(flags, stream_id, payload)
+                    self._on_data(flags, stream_id, payload, is_placed=is_placed)
                 elif kind == http2.HEADERS:
                     self._on_headers(flags, stream_id, payload)
                 else:
@@ -215,7 +227,7 @@ class Connection(asyncio.Protocol):
 
     # --- frames -----------------------------------------------------------------------------------
 
-    def _on_data(self, flags: int, stream_id: int, payload: memoryview) -> None:
+    def _on_data(self, flags: int, stream_id: int, payload: memoryview, *, is_placed: bool) -> None:
         size = len(payload)
         self._may_ping_at = 0.0
         self._received += size
@@ -226,7 +238,8 @@ class Connection(asyncio.Protocol):
             payload = http2.unpadded(payload)
         stream = self._stream(stream_id)
         if stream is not None:
-            stream.take_data(payload, padding=size - len(payload), is_last=bool(flags & http2.END_STREAM))
+            is_last = bool(flags & http2.END_STREAM)
+            stream.take_data(payload, padding=size - len(payload), is_last=is_last, is_placed=is_placed)
 
     def _on_headers(self, flags: int, stream_id: int, payload: memoryview) -> None:
         self._may_ping_at = 0.0

@@ -109,8 +109,16 @@ class FrameReader:
         self._block_flags = 0
         self._block_stream = 0
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes. Raises `Http2Error` after those that came before the fault."""
+    @property
+    def awaits(self) -> tuple[int, int]:
+        """The stream whose frame of data is on its way, and how much is still to come of that; nothing else is next."""
+        return self._data_stream, self._data_left
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+        """The frames that `data` completes, whose payloads are parts of it.
+
+        Raises `Http2Error` after those that came before the fault.
+        """
         if self._held:
             self._held += data
             if len(self._held) < self._needed:

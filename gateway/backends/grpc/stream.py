@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import Final, Protocol
 
+import numpy as np
+
 from gateway.backends.grpc.headers import GrpcError, http_error, status_error
 from gateway.backends.grpc.http2 import ErrorCode, Http2Error
 
@@ -15,8 +17,13 @@ MAX_MESSAGE: Final = 2**31 - 1 - WINDOW  # the window opens for a whole message,
 # (2.51: signal 11 after some thousands). So a call is given this long, within which most that are as short have ended,
 # before the server hears that nobody waits for it.
 SETTLE_S: Final = 0.02
+LARGE: Final = 64 * 1024  # bytes of a message still to come: worth a read of their own, straight to their place
 PREFIX: Final = Struct(">BL")  # of a message: whether compressed, and its length
 _PREFIX_BYTES: Final = PREFIX.size
+
+
+Message = bytes | memoryview
+"""One that has come, to be read only."""
 
 
 class Wire(Protocol):
@@ -39,18 +46,17 @@ class Stream:
     """
 
     __slots__ = (
-        "_body_size",
-        "_compressed",
+        "_body",
         "_error",
+        "_filled",
         "_granted",
         "_has_head",
-        "_held",
         "_is_quitting",
         "_is_unary",
         "_loop",
         "_max_message",
         "_messages",
-        "_parts",
+        "_prefix",
         "_sent_at",
         "_timer",
         "_to_grant",
@@ -75,10 +81,10 @@ class Stream:
         self._max_message = max_message
         self._loop = asyncio.get_running_loop()
         self._unsent: deque[memoryview] = deque()
-        self._messages: deque[bytes] = deque()
-        self._parts: list[memoryview] = []  # of the message that is on its way
-        self._held = 0  # bytes in them
-        self._body_size = -1  # of that message; -1 before its prefix has come
+        self._messages: deque[Message] = deque()
+        self._prefix = b""  # of the message that is on its way, as far as it has come
+        self._body: memoryview | None = None  # the place of that message, once its length is known
+        self._filled = 0  # bytes that have come of it
         self._granted = WINDOW  # bytes that the server may still send
         self._to_grant = 0  # bytes it may send but has not been told of
         self._has_head = False
@@ -88,7 +94,7 @@ class Stream:
 
     # --- the caller's side ------------------------------------------------------------------------
 
-    async def only(self) -> bytes:
+    async def only(self) -> Message:
         """The one message of a unary call, once its status has come. Raises `GrpcError`."""
         if not self.is_ended and self._error is None:
             await self._wait()
@@ -98,7 +104,7 @@ class Stream:
             raise GrpcError("INTERNAL", f"{len(self._messages)} messages in the answer to a unary call")
         return self._messages[0]
 
-    async def next_message(self) -> bytes | None:
+    async def next_message(self) -> Message | None:
         """The next message; None after the last one. Raises `GrpcError` once all that came has been read."""
         while not self._messages:
             if self._error is not None:
@@ -109,8 +115,8 @@ class Stream:
         message = self._messages.popleft()
         if self._messages:
             self._account(len(self._messages[0]))
-        elif self._body_size >= 0:
-            self._account(self._body_size)
+        elif self._body is not None:
+            self._account(len(self._body))
         return message
 
     def end(self) -> None:
@@ -139,8 +145,18 @@ class Stream:
         elif is_last:
             self._finish(status_error(headers))
 
-    def take_data(self, part: memoryview, *, padding: int, is_last: bool) -> None:
-        """A part of the body; `padding` bytes that came with it count for the window alone."""
+    def place(self, size: int) -> memoryview | None:
+        """Where the next `size` bytes of the body may be read to, if they are of a large message; less may come."""
+        if self._body is None or self._is_quitting:
+            return None
+        size = min(size, len(self._body) - self._filled)
+        return self._body[self._filled : self._filled + size] if size >= LARGE else None
+
+    def take_data(self, part: memoryview, *, padding: int, is_last: bool, is_placed: bool = False) -> None:
+        """A part of the body; `padding` bytes that came with it count for the window alone.
+
+        It is copied, unless `is_placed`: then it lies where `place` said.
+        """
         if not self._has_head:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "data before headers")
         size = len(part)
@@ -149,11 +165,10 @@ class Stream:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
         if padding:
             self._grant(padding)
-        if size and not self._is_quitting and not self._take_whole(part):
-            self._parts.append(part)
-            self._held += size
-            if self._held >= (_PREFIX_BYTES if self._body_size < 0 else self._body_size):
-                self._cut()
+        if is_placed:
+            self._fill(size)
+        elif size and not self._is_quitting and not self._take_whole(part):
+            self._take_part(part)
         if is_last and not self.is_ended:
             self.fail(GrpcError("INTERNAL", "the answer ended without a status"))
 
@@ -195,62 +210,63 @@ class Stream:
 
     def _take_whole(self, part: memoryview) -> bool:
         """Take a part that is one good message and no more, as most are; false for any other."""
-        if self._held or self._body_size >= 0 or len(part) < _PREFIX_BYTES:
+        if self._body is not None or self._prefix or len(part) < _PREFIX_BYTES:
             return False
         compressed, size = PREFIX.unpack_from(part)
         if compressed or size != len(part) - _PREFIX_BYTES or size > self._max_message:
             return False
         if not self._messages:
             self._account(size)
-        self._came(part[_PREFIX_BYTES:])
+        self._came(bytes(part[_PREFIX_BYTES:]))
         return True
 
-    def _came(self, message: bytes | memoryview) -> None:
-        self._messages.append(bytes(message))
-        if not self._is_unary:
-            self._wake()
+    def _take_part(self, part: memoryview) -> None:
+        """Take what may be a part of a message, or of several."""
+        while part:
+            if self._body is None:
+                missing = _PREFIX_BYTES - len(self._prefix)
+                self._prefix += part[:missing]
+                part = part[missing:]
+                self._body = self._begun() if len(self._prefix) == _PREFIX_BYTES else None
+                if self._body is None:
+                    return
+            at = self._filled
+            taken = part[: len(self._body) - at]
+            self._body[at : at + len(taken)] = taken
+            part = part[len(taken) :]
+            self._fill(len(taken))
 
-    def _cut(self) -> None:
-        """Messages out of the parts."""
-        while True:
-            if self._body_size < 0 and (self._held < _PREFIX_BYTES or not self._begin(self._take(_PREFIX_BYTES))):
-                return
-            if self._held < self._body_size:
-                return
-            self._came(self._take(self._body_size))
-            self._body_size = -1
-            if not self._held:
-                return
-
-    def _begin(self, prefix: bytes | memoryview) -> bool:
-        """Read a message's prefix; False if that ends the call."""
-        compressed, size = PREFIX.unpack(prefix)
+    def _begun(self) -> memoryview | None:
+        """The place of the message whose prefix has come; None if that ends the call."""
+        compressed, size = PREFIX.unpack(self._prefix)
         if compressed:
             self.fail(GrpcError("INTERNAL", "a compressed message, which was not asked for"))
-            return False
+            return None
         if size > self._max_message:
             text = f"CLIENT: Received message larger than max ({size} vs. {self._max_message})"
             self.fail(GrpcError("RESOURCE_EXHAUSTED", text))
-            return False
-        self._body_size = size
+            return None
+        try:
+            place = np.empty(size, np.uint8).data
+        except MemoryError:
+            self.fail(GrpcError("RESOURCE_EXHAUSTED", f"CLIENT: no memory for a message of {size} bytes"))
+            return None
         if not self._messages:
             self._account(size)
-        return True
+        return place
 
-    def _take(self, size: int) -> bytes | memoryview:
-        """The first `size` bytes that are held. Only the last part can hold more than is needed."""
-        if not size:
-            return b""
-        parts = self._parts
-        self._held -= size
-        if not self._held:
-            self._parts = []
-        else:
-            last = parts[-1]
-            cut = len(last) - self._held
-            parts[-1] = last[:cut]
-            self._parts = [last[cut:]]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def _fill(self, size: int) -> None:
+        """So much more of the message has come."""
+        body = self._body
+        self._filled += size
+        if body is not None and self._filled == len(body):
+            self._prefix, self._body, self._filled = b"", None, 0
+            self._came(body.toreadonly())
+
+    def _came(self, message: Message) -> None:
+        self._messages.append(message)
+        if not self._is_unary:
+            self._wake()
 
     def _account(self, body_size: int) -> None:
         """The message of this size is the next to be read: what it takes of the window is given back."""
@@ -280,7 +296,7 @@ class Stream:
     def _quit(self) -> None:
         """What comes now is for nobody. A request that is not all sent is none yet, and ends at once."""
         self._is_quitting = True
-        self._parts.clear()
+        self._body = None
         left_s = self._sent_at + SETTLE_S - self._loop.time() if self.has_sent_all else 0
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._drop)
@@ -299,6 +315,6 @@ class Stream:
     def _end_with(self, error: GrpcError | None) -> None:
         if not self._is_quitting:
             self._error = error
-        self._parts.clear()
+        self._body = None
         self._unsent.clear()
         self._wake()

@@ -79,7 +79,7 @@ def encode(
     return parts
 
 
-def decode(message: bytes, wanted: Sequence[str], *, aside: Aside | None = None) -> Tensors:
+def decode(message: bytes | memoryview, wanted: Sequence[str], *, aside: Aside | None = None) -> Tensors:
     """The answer to a unary call: the outputs in `wanted` (all where nothing is named), in the server's order.
 
     Triton checks none of its models' outputs, so this does: raises `BackendError` BROKEN for missing or double names,
@@ -93,7 +93,7 @@ def decode(message: bytes, wanted: Sequence[str], *, aside: Aside | None = None)
     return _tensors(outline, raw if aside is None else aside.contents(outline.outputs, raw))
 
 
-def decode_streamed(message: bytes, wanted: Sequence[str]) -> Tensors | str:
+def decode_streamed(message: bytes | memoryview, wanted: Sequence[str]) -> Tensors | str:
     """One answer of a stream, as `decode`, or the text of the error that came in its place."""
     try:
         response = pb.ModelStreamInferResponse.FromString(message)
@@ -257,13 +257,13 @@ def _parameter(value: pb.InferParameter) -> Parameter:
     return found
 
 
-def _split(message: bytes) -> tuple[bytes, list[memoryview]]:
+def _split(message: bytes | memoryview) -> tuple[bytes, list[memoryview]]:
     """A ModelInferResponse without its id and its raw contents, and those. Raises IndexError, ValueError for no such.
 
     The id is that of the request, and the rest the same for many answers.
     """
     view = memoryview(message)
-    heads: list[bytes] = []
+    heads: list[bytes | memoryview] = []
     raw: list[memoryview] = []
     at, end = 0, len(message)
     while at < end:
@@ -284,7 +284,7 @@ def _split(message: bytes) -> tuple[bytes, list[memoryview]]:
     return b"".join(heads), raw
 
 
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+def _read_varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
     """A number, and where it ends: seven bits a byte, the lowest first, all but the last byte with the highest bit."""
     byte = message[at]
     if byte < _MORE:

@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.backends.grpc.headers import GrpcError
+from gateway.backends.grpc.stream import Message
 from gateway.backends.triton import codec as triton_codec
 from gateway.backends.triton import documents as triton_documents
 from gateway.backends.triton.faults import dead_stub, fault_of, lost, streamed
@@ -42,13 +43,13 @@ class Channel(Protocol):
         *message: bytes | memoryview,
         timeout_s: float,
         metadata: Sequence[tuple[bytes, bytes]] = (),
-    ) -> bytes:
+    ) -> Message:
         """The answer to one message, given in parts. Cancelling the wait cancels the call at the server."""
         ...
 
     def stream(
         self, path: bytes, messages: Sequence[bytes], *, timeout_s: float, metadata: Sequence[tuple[bytes, bytes]] = ()
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[Message, None]:
         """Send all messages, then yield those of the answer. Closing the iterator cancels the call at the server."""
         ...
 
@@ -93,7 +94,7 @@ class TritonReplica:
         path = f"/{_SERVICE.full_name}/{method}".encode()
         message = await self._unary(path, request.SerializeToString(), timeout_us=timeout_us)
         try:
-            return GetMessageClass(_SERVICE.methods_by_name[method].output_type).FromString(message)
+            return GetMessageClass(_SERVICE.methods_by_name[method].output_type).FromString(bytes(message))
         except DecodeError as error:
             raise BackendError(Fault(kind=FaultKind.BROKEN, message=f"{method}: not an answer")) from error
 
@@ -159,7 +160,7 @@ class TritonReplica:
 
     # --- a model whose process has died -----------------------------------------------------------
 
-    async def _infer(self, call: BackendCall, message: Sequence[bytes | memoryview], *, deadline: float) -> bytes:
+    async def _infer(self, call: BackendCall, message: Sequence[bytes | memoryview], *, deadline: float) -> Message:
         """One unary call. Where the model's process has died, all calls that wait for it end at once.
 
         Triton takes a second to notice for each request that waits for a dead process, one after another.
@@ -335,7 +336,7 @@ class TritonReplica:
         """Whether it was retired, and nothing is left of it."""
         return self._closing is not None and self._closing.done()
 
-    async def _unary(self, path: bytes, message: bytes, *, timeout_us: int) -> bytes:
+    async def _unary(self, path: bytes, message: bytes, *, timeout_us: int) -> Message:
         self._in_flight += 1
         try:
             return await self._channel.unary(path, message, timeout_s=timeout_us / 1e6)

@@ -437,6 +437,35 @@ async def test_a_large_request_that_waits_holds_up_no_small_one():
         await channel.close()
 
 
+async def test_large_answers_that_come_in_turns_and_one_that_nobody_waits_for_any_more(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "SETTLE_S", LONG_S)
+    body = bytes(range(256)) * 2000
+    async with RawServer(lambda stream: headers(stream, *OK_HEAD)) as server:
+        channel = GrpcChannel(server.target)
+        calls = [call(channel) for _ in range(3)]
+        await until(lambda: len(server.requests) == 3)
+        left = {stream: message(body) for stream in sorted(server.requests)}
+        for size in (3, 70_000, 65_539, 1, 200_000, 500_000):
+            for stream, rest in left.items():
+                part, left[stream] = rest[:size], rest[size:]
+                if not part:
+                    continue
+                whole = frame(http2.DATA, 0, stream, part)
+                for at in range(0, len(whole), 90_000):  # some parts of a frame come by themselves
+                    server.write(whole[at : at + 90_000])
+                    await asyncio.sleep(0)
+            if size == 65_539:
+                await until(lambda: channel._connection._streams[1]._filled >= 70_000)
+                calls[0].cancel()
+        for stream in left:
+            server.write(headers(stream, *OK_END, is_last=True))
+        assert await asyncio.gather(*calls[1:]) == [body, body]
+        await until(lambda: not channel._connection._streams)
+        server.reply = answer
+        assert await call(channel) == b"answer"
+        await channel.close()
+
+
 async def test_a_server_is_not_told_at_once_that_nobody_waits_any_more(monkeypatch):
     monkeypatch.setattr(grpc_stream, "SETTLE_S", LONG_S)
     async with RawServer() as server:
