@@ -10,7 +10,8 @@ import numpy as np
 
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
 from local_runtime.protocol.json_text import dump, parse
-from local_runtime.protocol.oip_json import Arrays, Asked, TensorForm, read_id
+from local_runtime.protocol.oip_json import Arrays, Asked, TensorForm
+from local_runtime.protocol.oip_layout import read_id
 from local_runtime.protocol.oip_parameters import request_fields
 from local_runtime.protocol.oip_tensors import Malformed, refusing
 from local_runtime.protocol.oip_values import to_json

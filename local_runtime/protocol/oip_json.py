@@ -10,21 +10,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from local_runtime.errors import ErrorCode, InferenceError, invalid, with_request_id
+from local_runtime.errors import InferenceError, invalid, with_request_id
 from local_runtime.messages import Array, InferAnswer, InferRequest, ModelMetadata
 from local_runtime.protocol.json_text import dump, parse
-from local_runtime.protocol.oip_parameters import flag, request_fields
+from local_runtime.protocol.oip_layout import MAX_REMEMBERED, Layout, Wishes, known_layout, layout_of, read_id
 from local_runtime.protocol.oip_tensors import Malformed, from_bytes, item_size, refusing, to_bytes
 from local_runtime.protocol.oip_values import from_json, to_json
 from local_runtime.scheduling.validation import datatype_of
 
-MAX_NAME = 1024  # characters of an id or a tensor's name: they come back in errors, which are sent as headers
-MAX_CLASSES = 2**31 - 1  # no model has as many
-MAX_TENSORS = 4096  # inputs or outputs of a request: the widest tables of features have some hundreds
-
-_INTEGERS = frozenset({int})  # and not bool, which is one of their subclasses
-_NO_BINARY: Mapping[str, bool] = MappingProxyType({})
-_NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -51,24 +44,6 @@ class Arrays:
 
     from_json = staticmethod(from_json)
     from_bytes = staticmethod(from_bytes)
-
-
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """How a caller wants its answer.
-
-    Args:
-        is_binary: outputs are wanted as bytes, where `binary` does not say otherwise.
-        binary: the same, by output.
-        classes: how many best classes are wanted in place of an output's values, by output.
-    """
-
-    is_binary: bool = False
-    binary: Mapping[str, bool] = _NO_BINARY
-    classes: Mapping[str, int] = _NO_CLASSES
-
-    def wants_bytes(self, output: str) -> bool:
-        """Whether this output is to come in the binary form."""
-        return self.binary.get(output, self.is_binary)
 
 
 class JsonInfer(Wishes, frozen=True, kw_only=True):
@@ -127,6 +102,11 @@ def read_infer(model: str, body: bytes, form: TensorForm[_Tensor], *, json_lengt
     """
     if json_length is not None and not 0 <= json_length <= len(body):
         raise invalid(f"Inference-Header-Content-Length {json_length} exceeds the body of {len(body)} bytes")
+    if json_length is not None and json_length <= MAX_REMEMBERED:
+        try:
+            return _with_tensors(known_layout(body[:json_length]), Blobs(body, json_length), form, model)
+        except (Malformed, InferenceError):
+            pass  # what is wrong is told below, in the words and the order of every other body
     document = parse(body if json_length is None else body[:json_length])
     return read_document(model, document, form, blobs=Blobs(body, json_length))
 
@@ -141,16 +121,6 @@ def read_document(
         return _read(document, blobs or Blobs(b"", None), form, (model, request_id))
     except Malformed as error:
         raise invalid(with_request_id(request_id, str(error))) from error
-
-
-def read_id(document: dict[str, Any]) -> str:
-    """The caller's own name for its request; empty for none. Raises Malformed."""
-    request_id = document.get("id", "")
-    if not isinstance(request_id, str):
-        raise Malformed("Unable to parse 'id': must be a string")
-    if len(request_id) > MAX_NAME:
-        raise Malformed(f"Unable to parse 'id': it has more than {MAX_NAME} characters")
-    return request_id
 
 
 def read_raw(metadata: ModelMetadata, body: bytes, form: TensorForm[_Tensor], *, is_batched: bool) -> Asked[_Tensor]:
@@ -248,109 +218,31 @@ def _for_runtime(asked: Asked[Array], model: str, version: str) -> JsonInfer:
 
 def _read(document: dict[str, Any], blobs: Blobs, form: TensorForm[_Tensor], named: tuple[str, str]) -> Asked[_Tensor]:
     model, request_id = named
-    tensors = _member_list(document, "inputs")
-    if tensors is None:
-        raise Malformed("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
-    inputs: dict[str, _Tensor] = {}
-    for tensor in tensors:
-        key = _name(tensor, "inputs")
-        if key in inputs:
-            raise Malformed(f"input '{key}' already exists in request")
-        inputs[key] = _input(key, tensor, blobs, form, model)
+    return _with_tensors(layout_of(document, request_id), blobs, form, model)
+
+
+def _with_tensors(layout: Layout, blobs: Blobs, form: TensorForm[_Tensor], model: str) -> Asked[_Tensor]:
+    """The request, its tensors made of what its JSON says and the bytes behind it."""
+    inputs = {
+        one.name: form.from_json(one.name, one.datatype, one.shape, one.values)
+        if one.size is None
+        else form.from_bytes(one.name, one.datatype, one.shape, raw=blobs.take(one.name, one.size), model=model)
+        for one in layout.inputs
+    }
     if blobs.left:
         raise Malformed(f"unexpected additional input data of {blobs.left} bytes")
-    parameters = _parameters(document, "the request")
-    outputs, binary, classes = _outputs(_member_list(document, "outputs") or ())
+    fields = layout.fields
+    if "parameters" in fields:  # which a model is given, and may change
+        fields = fields | {"parameters": dict(fields["parameters"])}
     return Asked(
         inputs=inputs,
-        request_id=request_id,
-        outputs=outputs,
-        fields=request_fields(parameters),
-        is_binary=flag("binary_data_output", parameters.get("binary_data_output", False)),
-        binary=binary,
-        classes=classes,
+        request_id=layout.request_id,
+        outputs=layout.outputs,
+        fields=fields,
+        is_binary=layout.is_binary,
+        binary=layout.binary,
+        classes=layout.classes,
     )
-
-
-def _input(name: str, tensor: dict[str, Any], blobs: Blobs, form: TensorForm[_Tensor], model: str) -> _Tensor:
-    datatype, shape = tensor.get("datatype"), tensor.get("shape")
-    if not isinstance(datatype, str):
-        raise Malformed(f"Unable to parse 'datatype' of input '{name}': must be a string")
-    if not isinstance(shape, list) or not set(map(type, shape)) <= _INTEGERS:
-        raise Malformed(f"Unable to parse 'shape' of input '{name}': must be an array of integers")
-    parameters = _parameters(tensor, f"input '{name}'")
-    if parameters:
-        _refuse_shared_memory(name, parameters)
-        size = parameters.get("binary_data_size")
-        if size is not None:
-            if "data" in tensor:
-                raise Malformed(f"input '{name}' has both 'data' and 'binary_data_size'")
-            return form.from_bytes(name, datatype, shape, raw=blobs.take(name, size), model=model)
-    if "data" not in tensor:
-        raise Malformed(
-            f"Unable to parse 'data': attempt to access non-existing object member 'data' of input '{name}'"
-        )
-    return form.from_json(name, datatype, shape, tensor["data"])
-
-
-def _outputs(tensors: Sequence[Any]) -> tuple[tuple[str, ...], Mapping[str, bool], Mapping[str, int]]:
-    """Names, which of them are wanted as bytes, and of which the best classes."""
-    if not tensors:
-        return (), _NO_BINARY, _NO_CLASSES
-    names: list[str] = []
-    binary: dict[str, bool] = {}
-    classes: dict[str, int] = {}
-    for tensor in tensors:
-        name = _name(tensor, "outputs")
-        names.append(name)
-        parameters = _parameters(tensor, f"output '{name}'")
-        if not parameters:
-            continue
-        _refuse_shared_memory(name, parameters)
-        if "binary_data" in parameters:
-            binary[name] = flag("binary_data", parameters["binary_data"])
-        count = parameters.get("classification", 0)
-        if type(count) is not int or not 0 <= count <= MAX_CLASSES:
-            raise Malformed(f"parameter 'classification' of output '{name}' must be a whole number above 0")
-        if count:
-            classes[name] = count
-    return tuple(names), binary, classes
-
-
-def _member_list(document: dict[str, Any], member: str) -> list[Any] | None:
-    value = document.get(member)
-    if value is None and member not in document:
-        return None
-    if not isinstance(value, list):
-        raise Malformed(f"Unable to parse '{member}': must be an array")
-    if len(value) > MAX_TENSORS:
-        raise Malformed(f"Unable to parse '{member}': it has more than {MAX_TENSORS} elements")
-    return value
-
-
-def _name(tensor: Any, member: str) -> str:
-    name = tensor.get("name") if isinstance(tensor, dict) else None
-    if not isinstance(name, str):
-        raise Malformed(f"Unable to parse '{member}': every element must be an object with a string 'name'")
-    if len(name) > MAX_NAME:
-        raise Malformed(f"Unable to parse '{member}': a name has more than {MAX_NAME} characters")
-    return name
-
-
-def _parameters(holder: dict[str, Any], whose: str) -> dict[str, Any]:
-    parameters = holder.get("parameters")
-    if parameters is None and "parameters" not in holder:
-        return {}
-    if not isinstance(parameters, dict):
-        raise Malformed(f"Unable to parse 'parameters' of {whose}: must be an object")
-    return parameters
-
-
-def _refuse_shared_memory(name: str, parameters: dict[str, Any]) -> None:
-    if "shared_memory_region" in parameters:
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED, f"tensor '{name}' is in shared memory, which this server does not offer"
-        )
 
 
 def _filled(shape: list[int], elements: int) -> list[int]:

@@ -354,6 +354,18 @@ def test_a_size_that_is_none_is_refused(size):
     assert "parameter 'binary_data_size' of input 'X'" in refusal(content + b"1234", len(content))
 
 
+def test_requests_with_the_same_json_have_their_own_tensors_and_parameters():
+    x = {"name": "X", "shape": [2], "datatype": "INT8", "parameters": {"binary_data_size": 2}}
+    head = json.dumps({"id": "r", "inputs": [x], "parameters": {"own": "a"}}).encode()
+    for raw in (b"\x01\x02", b"\x03\x04"):
+        request = decode_infer("m", "", head + raw, json_length=len(head)).request
+        assert (request.request_id, request.inputs["X"].tolist()) == ("r", list(raw))
+        assert request.parameters == {"own": "a"}
+        request.parameters["own"] = "b"  # as a model may
+    for raw in (b"\x01", b"\x01\x02\x03"):
+        assert refusal(head + raw, len(head)).startswith("[request id: r] unexpected ")
+
+
 def test_outputs_come_as_bytes_where_that_is_asked_for():
     outputs = {"A": np.array([1], np.float16), "B": np.array([2], np.int32), "C": np.array([b"\xff"], object)}
     asked = body(
