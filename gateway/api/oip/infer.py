@@ -133,9 +133,8 @@ def _refuse_bytes(asked: Asked[Tensor]) -> None:
 
 
 def _request(visit: Visit, call: TensorInput, *, stream: bool = False) -> InferenceRequest:
-    return visit.inference(
-        entered(visit), call, stream=stream, model=call.model, version=call.version, sequence=call.sequence
-    )
+    task = visit.task or entered(visit)
+    return visit.inference(task, call, stream=stream, model=call.model, version=call.version, sequence=call.sequence)
 
 
 # --- what is answered -----------------------------------------------------------------------------
