@@ -43,7 +43,8 @@ async def infer_task(visit: Visit) -> Response:
     if medium in _MEDIA:
         if medium != _media(task):
             raise UnsupportedMediaType(f"the task '{task.name}' takes no {medium}", field="content-type")
-        named = [*visit.request.query_params.multi_items(), (medium, visit.body)]
+        query = visit.request.query_params.multi_items() if visit.scope["query_string"] else ()
+        named = [*query, (medium, visit.body)]
         return await _answer(visit, task, _typed(task, gathered(named)), {})
     if not is_json(kind):
         raw = "" if _media(task) == _FILE else f", {_media(task)}/*"
