@@ -3,7 +3,8 @@
 import logging
 
 from gateway.console.mount import MAX_MESSAGE_BYTES, console
-from gateway.http_server import bind, serve_app
+from gateway.http.asgi import Asgi
+from gateway.http.server import bind, serve_app
 from gateway.settings import Settings
 from gateway.stopping import stop_on_signals
 from gateway.wiring import configure_logging
@@ -21,7 +22,7 @@ async def admin(settings: Settings) -> None:
         address = f"{settings.server.admin_host}:{settings.server.admin_port}"
         _log.info("serving the control plane", extra={"address": address})
         await serve_app(
-            app,
+            Asgi(app),
             [listener],
             stop,
             drain_s=settings.server.drain_timeout_s,

@@ -21,7 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.http_server import bind, serve_app
+from gateway.http.asgi import Asgi
+from gateway.http.server import bind, serve_app
 from gateway.settings import EXIT_CONFIG, LOCAL_SOCKET_ENV, METRICS_DIR_ENV, ConfigError, LocalSettings, Settings
 from gateway.stopping import stop_on_signals
 from gateway.telemetry.logs import configure_logging
@@ -52,7 +53,7 @@ async def serve(config: Path, settings: Settings) -> int:
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, METRICS_DIR_ENV: folder}
         # From the first moment to the last: a worker that drains is still scraped.
         page = operations(metrics, listener.getsockname(), stop)
-        ops = asyncio.create_task(serve_app(page, [ops_listener], ended, drain_s=1))
+        ops = asyncio.create_task(serve_app(Asgi(page), [ops_listener], ended, drain_s=1))
         try:
             async with _shared_runtime(settings, Path(folder), environment, stop) as shared:
                 words = (str(config), str(listener.fileno()), str(server.workers))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from starlette.types import ASGIApp
 
 from gateway.api.app import create_app
 from gateway.api.auth import KeptSecret, KeyRing, Signing
@@ -26,6 +25,7 @@ from gateway.core.types import Caller, Place, Speech
 from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.health import Prober
+from gateway.http.application import Application
 from gateway.pipeline import Pipeline, Task
 from gateway.ports import Backend, HearsOfDeaths, Observer
 from gateway.recall import Recalls
@@ -104,7 +104,7 @@ def rule_check(settings: Settings) -> Callable[[Sequence[Rule]], None]:
 @contextlib.asynccontextmanager
 async def data_plane(
     settings: Settings, registry: CollectorRegistry, *, is_draining: Callable[[], bool]
-) -> AsyncGenerator[ASGIApp, None]:
+) -> AsyncGenerator[Application, None]:
     """One worker of the data plane, ready to serve: models loaded, rules read, every place probed once.
 
     Raises `ConfigError` for a configuration that cannot be served.

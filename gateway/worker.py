@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from gateway.http_server import serve_app
+from gateway.http.server import serve_app
 from gateway.settings import EXIT_CONFIG, ConfigError, Settings, load_settings
 from gateway.stopping import stop_on_signals
 from gateway.wiring import configure_logging, data_plane

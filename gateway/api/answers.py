@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from starlette.responses import Response
 
 from gateway.api.headers import cost_headers, limit_headers, recall_headers, route_headers, usd
 from gateway.core.errors import InternalError
@@ -21,6 +20,7 @@ from gateway.core.types import (
     Timing,
     Usage,
 )
+from gateway.http.exchange import Response
 from gateway.pipeline import Pipeline
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
-from starlette.responses import Response
 
 from gateway.api.answers import json_answer
 from gateway.api.body import json_object
@@ -24,6 +23,7 @@ from gateway.api.request_headers import MAX_IDEMPOTENCY_KEY, MAX_ORDERING_KEY, i
 from gateway.api.tasks import answered
 from gateway.core.errors import GatewayError, InternalError, InvalidInput, MalformedRequest
 from gateway.core.types import ALLOWED, Verdict
+from gateway.http.exchange import Response
 from gateway.pipeline import Task
 
 MAX_ITEMS: Final = 256

@@ -1,7 +1,6 @@
 """Bodies: read with a bound, decoded with errors that name the fault."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ import orjson
 from python_multipart.multipart import parse_options_header
 from starlette import datastructures
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.types import Receive
 
 from gateway.api.request_headers import Headers
 from gateway.core.errors import (
@@ -23,6 +21,7 @@ from gateway.core.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
+from gateway.http.exchange import Exchange
 
 MAX_FORM_PARTS = 128  # tasks take up to 64 texts or labels, each of which is a part
 SMALL_JSON = 1024 * 1024
@@ -45,36 +44,41 @@ class BodyLimits:
     timeout_s: float
 
 
-async def read_body(headers: Headers, receive: Receive, limits: BodyLimits, *, is_here: bool = False) -> bytes:
+async def read_body(exchange: Exchange, limits: BodyLimits) -> bytes:
     """The whole body. Raises `BodyTooLarge` early (by Content-Length where given), `RequestTimeout`, `ClientClosed`.
 
-    Memory is bounded by `max_bytes`, whatever the headers claim. `is_here`: all of it has come, and no clock is needed.
+    Memory is bounded by `max_bytes`, whatever the headers claim.
     """
-    declared = headers.get("content-length", "0")
+    declared = exchange.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limits.max_bytes:
         raise _too_large(limits)
+    if exchange.is_whole:  # no clock is needed
+        body = await exchange.read()
+        if len(body) > limits.max_bytes:
+            raise _too_large(limits)
+        return body
     chunks: list[bytes] = []
     size = 0
     try:
-        async with contextlib.nullcontext() if is_here else asyncio.timeout(limits.timeout_s):
-            async for chunk in _chunks(receive):
+        async with asyncio.timeout(limits.timeout_s):
+            async for chunk in _chunks(exchange):
                 size += len(chunk)
                 if size > limits.max_bytes:
                     raise _too_large(limits)
                 chunks.append(chunk)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {limits.timeout_s:g} s") from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return b"".join(chunks)
 
 
-async def drain(headers: Headers, receive: Receive, limits: BodyLimits) -> bool:
+async def drain(exchange: Exchange, limits: BodyLimits) -> bool:
     """Throw away a body that was refused, within bounds, so that the answer arrives; whether it came to its end."""
-    if "100-continue" in headers.get("expect", "").lower():
+    if "100-continue" in exchange.headers.get("expect", "").lower():
         return False  # the caller waits for our word before it sends; the refusal is that word
     left = limits.max_bytes * DRAIN_FACTOR
     try:
         async with asyncio.timeout(DRAIN_S):
-            async for chunk in _chunks(receive):
+            async for chunk in _chunks(exchange):
                 left -= len(chunk)
                 if left < 0:
                     return False
@@ -83,15 +87,11 @@ async def drain(headers: Headers, receive: Receive, limits: BodyLimits) -> bool:
     return True
 
 
-async def _chunks(receive: Receive) -> AsyncGenerator[bytes, None]:
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientClosed("the caller left while sending the body")
-        if message.get("body"):
-            yield message["body"]
-        more = message.get("more_body", False)
+async def _chunks(exchange: Exchange) -> AsyncGenerator[bytes, None]:
+    while chunk := await exchange.read():
+        yield chunk
+    if not exchange.is_whole:
+        raise ClientClosed("the caller left while sending the body")
 
 
 def _too_large(limits: BodyLimits) -> BodyTooLarge:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pydantic import Field, ValidationError
-from starlette.responses import Response
 
 from gateway.api.answers import json_answer
 from gateway.api.auth import Identity, shown_key
@@ -15,6 +14,7 @@ from gateway.api.body import json_object
 from gateway.api.endpoint import Visit
 from gateway.core.client_tokens import MAX_TOKEN, ClientToken
 from gateway.core.errors import Forbidden, InvalidInput
+from gateway.http.exchange import Response
 from gateway.settings import LimitSettings
 from gateway.settings.access import ModelName, Origin
 from gateway.settings.faults import fault_words

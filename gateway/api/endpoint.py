@@ -8,20 +8,18 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from gateway.api.auth import KeyRing, authorize, authorize_model, authorized_priority, shown_key
 from gateway.api.body import BodyLimits, drain, media_type, read_body
 from gateway.api.errors import ErrorForm
 from gateway.api.request_headers import (
     Headers,
-    headers_of,
     idempotency_key,
     ordering_key,
     priority,
@@ -34,10 +32,10 @@ from gateway.core.fingerprints import canonical, digest
 from gateway.core.trace import Trace, incoming
 from gateway.core.types import Caller, InferenceRequest, SequenceStep
 from gateway.core.watching.record import RequestRecord
+from gateway.http.exchange import Exchange, Response
 from gateway.pipeline import Pipeline, Task
 
 _log = logging.getLogger(__name__)
-DEPARTURE: Final = "gateway.departure"  # in an ASGI scope, where our own server tells of it
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
 
 
@@ -172,46 +170,48 @@ Handler = Callable[[Visit], Awaitable[Response]]
 
 
 class Endpoint:
-    """A handler as an ASGI application."""
+    """A handler with the door around it."""
 
     def __init__(self, handler: Handler, api: Api, form: ErrorForm) -> None:
         self._handler = handler
         self._api = api
         self._form = form
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, exchange: Exchange) -> None:
         """Serve one request."""
-        headers = headers_of(scope)
+        api, headers, scope = self._api, exchange.headers, exchange.scope
         visit = Visit(
-            api=self._api,
+            api=api,
             scope=scope,
             headers=headers,
             id=request_id(headers),
-            received_us=self._api.pipeline.clock(),
+            received_us=api.pipeline.clock(),
             caller=_NOBODY,
-            trace=self._api.traced(headers, scope),
+            trace=api.traced(headers, scope),
         )
         try:
-            visit.caller = await self._api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))
+            visit.caller = await api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))
             if scope["method"] == "POST":
-                departure: Departure | None = scope.get(DEPARTURE)
-                is_here = departure is not None and departure.has_asked
-                visit.body = await read_body(headers, receive, self._api.body, is_here=is_here)
+                visit.body = await read_body(exchange, api.body)
         except GatewayError as error:
             response = self._refuse(visit, error)
-            if not await drain(headers, receive, self._api.body):
+            if not await drain(exchange, api.body):
                 response.headers["connection"] = "close"  # or the rest would be read for ever
-            await response(scope, receive, send)
+            exchange.reply(response)
             return
+        exchange.cancel_when_left()
         try:
-            await unless_gone(scope, receive, self._serve(visit, scope, receive, send))
-        except ClientClosed as left:
-            self._refuse(visit, left)
+            await self._answer(visit, exchange)
+        except asyncio.CancelledError:
+            worker = asyncio.current_task()
+            if not exchange.has_left or (worker is not None and worker.uncancel() > 0):
+                raise
+            self._refuse(visit, ClientClosed("the caller left"))
 
-    async def _serve(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, visit: Visit, exchange: Exchange) -> None:
         try:
             response = await self._handler(visit)
-            response.raw_headers.append((b"x-request-id", visit.id.encode("ascii")))
+            response.headers["x-request-id"] = visit.id
         except GatewayError as error:
             response = self._refuse(visit, error)
         except Exception as unforeseen:  # noqa: BLE001 - the request boundary: never a stack trace to a caller
@@ -219,7 +219,7 @@ class Endpoint:
             fault = InternalError("the gateway failed on this request")
             fault.__cause__ = unforeseen
             response = self._refuse(visit, fault)
-        await response(scope, receive, send)
+        await response.give(exchange)
 
     def _refuse(self, visit: Visit, error: GatewayError) -> Response:
         """The error in this path's form; its record too."""
@@ -233,59 +233,6 @@ def request_id(headers: Headers) -> str:
     """The caller's own id where it is safe to repeat in logs and headers, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
-
-
-class Departure:
-    """A caller's leaving, told by the server that sees it: cheaper than a task that waits for ASGI's message.
-
-    `has_asked`: the whole request has come.
-    """
-
-    __slots__ = ("has_asked", "has_left", "is_over", "on_left")
-
-    def __init__(self) -> None:
-        self.has_asked = False
-        self.has_left = False
-        self.is_over = False
-        self.on_left: Callable[[], object] | None = None
-
-    def left(self) -> None:
-        """The connection is gone."""
-        self.has_left = True
-        if self.on_left is not None and not self.is_over:
-            self.on_left()
-
-
-async def unless_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`, cancelled as soon as the caller disconnects. Raises `ClientClosed` then.
-
-    The body must have been read: from here on the only message to come is the disconnect.
-    """
-    worker = asyncio.current_task()
-    if worker is None:  # pragma: no cover - an ASGI server always runs us in a task
-        raise RuntimeError("not in a task")
-    departure: Departure = scope.get(DEPARTURE) or Departure()
-    departure.on_left = worker.cancel
-    watcher = None if DEPARTURE in scope else asyncio.create_task(_watch(receive, departure))
-    if departure.has_left:
-        worker.cancel()
-    try:
-        await work
-    except asyncio.CancelledError:
-        if departure.has_left and worker.uncancel() == 0:
-            raise ClientClosed("the caller left") from None
-        raise
-    finally:
-        departure.is_over = True
-        if watcher is not None:
-            watcher.cancel()
-
-
-async def _watch(receive: Receive, departure: Departure) -> None:
-    """For servers that do not tell by themselves."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    departure.left()
 
 
 _NOBODY = Caller(key_id="", tenant="")

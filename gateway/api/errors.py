@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import orjson
-from starlette.responses import Response
 
 from gateway.api.headers import limit_headers, policy_name, recall_headers, usd
 from gateway.core.error_forms import error_headers, problem_document, retry_after_s
 from gateway.core.errors import GatewayError, OrderingQueueFull, QueueFull
 from gateway.core.types import LimitState, Verdict
+from gateway.http.exchange import Response
 
 # OpenAI's `error.type` by status; the SDKs choose their exception by status, people read the type.
 _OPENAI_TYPES = {

@@ -5,15 +5,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
-
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from typing import Final
 
 from gateway.api.answers import answer_headers
 from gateway.api.endpoint import Api
 from gateway.core.errors import GatewayError, InternalError, NoHealthyBackend
 from gateway.core.types import Event, InferenceRequest, Started
+from gateway.http.exchange import Exchange, Response
 
 SLOW_READER_S: Final = 5.0  # past the request's deadline, for what is still on its way to the caller
 
@@ -35,7 +33,7 @@ class StreamForm:
 
 
 async def streamed(api: Api, request: InferenceRequest, form: StreamForm) -> Response:
-    """The response to `request`. Raises `GatewayError` for what fails before the answer begins."""
+    """The answer to `request`. Raises `GatewayError` for what fails before the answer begins."""
     events = api.pipeline.handle(request)
     # The first event tells the route, or raises: only then is the status line written.
     started = await anext(events)
@@ -64,37 +62,33 @@ class EventStream(Response):
         timeout_s: float,
         is_ready: Callable[[], bool],
     ) -> None:
-        kept = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(headers=kept, media_type=form.media_type)
-        del self.headers["content-length"]
+        super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        charset = "; charset=utf-8" if form.media_type.startswith("text/") else ""
+        self.headers["content-type"] = form.media_type + charset
         self._events = events
         self._form = form
         self._timeout_s = timeout_s
         self._is_ready = is_ready
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def give(self, exchange: Exchange) -> None:
         """Send until the end; closing the events cancels the backend's work when the caller left."""
         async with aclosing(self._events) as events:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
-                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                    await self._send_all(events, send)
+                    exchange.begin(self.status_code, self.headers)
+                    await self._send_all(events, exchange)
 
-    async def _send_all(self, events: AsyncGenerator[Event, None], send: Send) -> None:
-        last = self._form.end
+    async def _send_all(self, events: AsyncGenerator[Event, None], exchange: Exchange) -> None:
+        last, written = self._form.end, self._form.written
         try:
             async for event in events:
-                chunk = self._form.written(event)
-                if chunk is not None:
-                    await send(_body(chunk))
+                chunk = written(event)
+                if chunk is not None and not exchange.write(chunk):
+                    await exchange.writable()
         except GatewayError as error:
             last = self._form.failed(error)
         except asyncio.CancelledError:
             if self._is_ready():
                 raise
             last = self._form.failed(NoHealthyBackend("the gateway stops: what was received is incomplete"))
-        await send({"type": "http.response.body", "body": last})
-
-
-def _body(chunk: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": chunk, "more_body": True}
+        exchange.end(last)

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
-from starlette.responses import Response
 
 from gateway.api.answers import answer_headers, exact_usd, json_answer, unary
 from gateway.api.auth import authorize_model
@@ -23,6 +22,7 @@ from gateway.core.errors import (
     UnknownModel,
 )
 from gateway.core.types import Answer, Delta, Event, Message, OpenAIApi, Usage
+from gateway.http.exchange import Response
 from gateway.pipeline import Task
 from gateway.tasks.chat import Chat, Parse, parse_chat, parse_completion, parse_responses
 from gateway.tasks.text_embedding import TextEmbedding

@@ -35,9 +35,9 @@ from gateway.core.errors import (
 from gateway.core.trace import Trace
 from gateway.core.types import Answer, Caller, Finished, InferenceRequest, Priority, SequenceStep
 from gateway.core.watching.record import RequestRecord
+from gateway.http.asgi import DRAINING, refuse_websocket
 from gateway.pipeline import Task
 
-DRAINING: Final = "gateway.draining"  # in the scope's `extensions`: an event, set when the server stops
 PROTOCOL: Final = "gateway.v1"
 MAX_UNANSWERED: Final = 16  # chunks taken and not answered; half a second of speech. Beyond it nothing is read
 MAX_REFUSED: Final = 16  # chunks in a row, then the client does not listen
@@ -137,7 +137,7 @@ class StreamEndpoint:
             self._api.pipeline.observer.refused(record)
             response = problem(error)
             response.headers["x-request-id"] = record.id
-            await response(scope, receive, send)
+            await refuse_websocket(response, send)
             return
         chosen = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
         told = [(b"x-request-id", opening.id.encode())]

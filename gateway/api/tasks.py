@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from starlette.responses import Response
-
 from gateway.api.answers import answer_id, exact_usd, json_answer, timing, unary
 from gateway.api.body import form, gathered, is_json, json_object, media_type
 from gateway.api.endpoint import Visit
@@ -13,6 +11,7 @@ from gateway.api.request_headers import with_ordering_key
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
 from gateway.core.rules import Target
 from gateway.core.types import Answer, Finished, Message, Route, Started, Tensors, Usage
+from gateway.http.exchange import Response
 from gateway.pipeline import Pipeline, Task
 from gateway.tasks import oip
 from gateway.tasks.tensor import TensorInput

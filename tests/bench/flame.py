@@ -35,10 +35,10 @@ MAX_ANSWER: Final = 1 << 20
 EVENTS: Final = 100  # of each stream
 ASK: Final = '{"model":"general_llm","messages":[{"role":"user","content":"hello"}]%s}'
 LIMITS: Final = [{"per": "minute", "requests": MANY}, {"per": "minute", "tokens": MANY}]
-SERVER: Final = "HTTP to the caller: sockets, parser, ASGI"
+SERVER: Final = "HTTP to the caller: sockets, parser"
 LOOP: Final = "the event loop: sockets, timers, tasks"
 STEPS: Final[Sequence[tuple[str, str]]] = (  # the first that fits; paths below the checkout
-    ("gateway/http_server.py", SERVER),
+    ("gateway/http/", SERVER),
     ("gateway/api/auth.py", "door: the key"),
     ("gateway/stores/redis_keys.py", "door: the key"),
     ("gateway/core/keys.py", "door: the key"),

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from gateway.backends.llm.http_client import HttpClient
 from gateway.core.sse import SseParser
-from gateway.http_server import bind
+from gateway.http.server import bind
 
 KEY = "bench"
 STREAMS = 16

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway import http_server
 from gateway.backends.scripted import Pause, ScriptedBackend
 from gateway.core.types import Delta
+from gateway.http import connection
+from gateway.http.asgi import Asgi
 from tests.kit.app import KEY, embedding, running
+from tests.kit.served import served
 from tests.kit.wait import until
 
 BODY = json.dumps({"input": {"text": "hello"}}).encode()
@@ -90,7 +92,7 @@ async def test_requests_in_a_row_on_one_connection_cut_anywhere():
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT"])
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch, said):
-    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
     async with gateway() as gw:
         assert await talk(gw, said) == b""
 
@@ -113,7 +115,7 @@ CHAT_HEAD = (
 
 
 async def test_what_a_client_says_during_its_answer_does_not_cut_it(monkeypatch):
-    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
     deltas = [Delta(data=b'{"choices": []}'), Pause(us=200_000), Delta(data=b'{"choices": []}')]
     for said in (b"\r\n", b"GET /he"):
         async with streaming(ScriptedBackend("llm", deltas)) as gw:
@@ -122,7 +124,7 @@ async def test_what_a_client_says_during_its_answer_does_not_cut_it(monkeypatch)
 
 
 async def test_a_body_after_its_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(http_server, "LINGER_S", 0.05)
+    monkeypatch.setattr(connection, "LINGER_S", 0.05)
     async with gateway() as gw:
         answer = await talk(gw, b"GET /healthz/live HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n", b"x")
     assert answer.startswith(b"HTTP/1.1 200")
@@ -140,7 +142,7 @@ async def test_a_body_for_a_path_that_is_not_there_is_no_end_of_the_connection(s
 
 
 async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr(http_server, "WRITE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 0.1)
     flood = [Delta(data=b'{"x": "' + b"y" * 100_000 + b'"}')] * 500
     llm = ScriptedBackend("llm", flood)
     async with streaming(llm) as gw:
@@ -159,15 +161,8 @@ async def answering(*fields):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2"), *fields]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    stop = asyncio.Event()
-    with http_server.bind("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        serving = asyncio.create_task(http_server.serve_app(app, [listener], stop, drain_s=1))
-        try:
-            yield SimpleNamespace(url=f"http://127.0.0.1:{port}")
-        finally:
-            stop.set()
-            await serving
+    async with served(Asgi(app)) as url:
+        yield SimpleNamespace(url=url)
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx-more: 1", b"a\nx-more: 1", b"a\rx-more: 1", b"a\0x-more: 1"])
@@ -191,3 +186,125 @@ async def test_the_answer_to_a_head_has_its_length_and_no_body():
         answer = await talk(gw, b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n")
     assert answer.count(b"content-length: 2\r\n") == 2
     assert answer.count(b"ok") == 1
+
+
+LIVE = b"GET /healthz/live HTTP/1.1\r\nhost: x\r\n"
+
+
+async def test_a_connection_that_is_idle_is_closed(monkeypatch):
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.05)
+    async with gateway() as gw:
+        answer = await talk(gw, (LIVE + b"\r\n") * 2)
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+async def test_what_it_may_be_idle_for_begins_with_each_answer():
+    closed = []
+    transport = SimpleNamespace(
+        get_extra_info=lambda _: None, write=closed.append, close=lambda: closed.append(True), is_closing=lambda: False
+    )
+    one = connection.Connection(None, connection.State(), None)
+    one.connection_made(transport)
+    one._go_on()  # an answer has ended
+    one._close_if_idle()
+    assert not closed
+    one._idle_since -= connection.KEEP_ALIVE_S
+    one._close_if_idle()
+    assert closed == [True]
+    one.connection_lost(None)
+
+
+async def test_trailers_are_no_headers_of_the_next_request():
+    seen = []
+
+    async def app(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        seen.append(dict(scope["headers"]))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-more: 1\r\n\r\n"
+    async with served(Asgi(app)) as url:
+        answer = await talk(SimpleNamespace(url=url), chunked + b"GET / HTTP/1.0\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 204") == 2
+    assert [b"x-more" in headers for headers in seen] == [False, False]
+
+
+async def test_a_stream_for_http_10_has_no_chunks():
+    head = CHAT_HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with streaming(ScriptedBackend("llm", [Delta(data=b'{"choices": []}')])) as gw:
+        answer = await talk(gw, head + CHAT)
+    fields, _, body = answer.partition(b"\r\n\r\n")
+    assert b"chunked" not in fields
+    assert body == b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+
+
+async def test_what_is_no_request_gets_a_400():
+    async with gateway() as gw:
+        answer = await talk(gw, b"what is this\r\n\r\n")
+        behind = await talk(gw, LIVE + b"\r\n" + b"what is this\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert answer.endswith(b"Invalid HTTP request received.")
+    assert b"HTTP/1.1 400" not in behind.partition(b"\r\n")[0]  # which is another request's place
+
+
+async def test_a_broken_body_gets_a_400():
+    head = HEAD.replace(b"content-length: %d" % len(BODY), b"transfer-encoding: chunked") + b"\r\n"
+    async with gateway() as gw:
+        answer = await talk(gw, head, b"what is this\r\n")
+        await until(lambda: gw.seen.at_the_door)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert gw.seen.at_the_door[0].code == "client_closed"
+
+
+async def test_a_body_is_asked_for_once_it_is_wanted():
+    async with gateway() as gw:
+        answer = await talk(gw, HEAD + b"expect: 100-continue\r\nconnection: close\r\n\r\n", b"", b"", BODY)
+        refused = HEAD.replace(KEY.encode(), b"wrong") + b"expect: 100-continue\r\n\r\n"
+        refusal = await talk(gw, refused)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert refusal.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+
+
+async def test_no_request_is_begun_for_a_peer_that_takes_nothing():
+    begun = []
+
+    async def app(scope, receive, send):
+        begun.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 2**22})
+
+    async with served(Asgi(app)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as peer:
+            peer.sendall((LIVE + b"\r\n") * 200)
+            await until(lambda: begun)
+            await asyncio.sleep(0.1)
+            assert len(begun) < 10
+
+
+async def test_an_application_of_asgi_is_told_of_a_leaving_and_may_repeat_a_header():
+    told = []
+
+    async def app(scope, receive, send):
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"1"), (b"x-a", b"2")]})
+        await send({"type": "http.response.body", "body": b"}", "more_body": True})
+        told.append((await receive())["type"])
+
+    async with served(Asgi(app)) as url:
+        answer = await talk(SimpleNamespace(url=url), LIVE + b"\r\n", until_closed=False)
+        await until(lambda: told)
+    assert b"x-a: 1\r\nx-a: 2\r\n" in answer
+    assert told == ["http.disconnect"]
+
+
+async def test_what_an_application_fails_on_is_a_500_and_the_end_of_the_connection():
+    async def app(scope, receive, send):
+        raise ValueError("this is not told")
+
+    async with served(Asgi(app)) as url:
+        answer = await talk(SimpleNamespace(url=url), LIVE + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+    assert answer.endswith(b"\r\n\r\nInternal Server Error")

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -15,6 +16,7 @@ from gateway.backends.scripted import Pause, ScriptedBackend
 from gateway.core.breaker import COOL_DOWN_US
 from gateway.core.errors import Fault, FaultKind
 from gateway.core.types import Delta, Message, Metered, Place, Usage
+from gateway.http.exchange import Exchange
 from tests.kit.app import KEY, embedding, running
 from tests.kit.wait import until
 
@@ -190,13 +192,21 @@ async def test_a_reader_that_stops_reading_is_cut_off():
         finally:
             finished.append(True)
 
-    async def send(message):
-        if message.get("body"):
+    class Full:
+        """A connection whose peer takes nothing."""
+
+        is_writable = False
+        state = SimpleNamespace(date_line=b"")
+
+        def write(self, data):
+            pass
+
+        async def writable(self):
             await asyncio.Event().wait()
 
     form = StreamForm(media_type="text/event-stream", written=lambda event: event.data, failed=lambda _: b"")
     stream = EventStream(events(), form, headers={}, timeout_s=0.05, is_ready=lambda: True)
-    await stream({"type": "http"}, None, send)
+    await stream.give(Exchange(Full(), {"method": "POST", "http_version": "1.1"}, {}, keeps_alive=True))
     assert finished
 
 

@@ -12,9 +12,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway import http_server
 from gateway.api import stream
 from gateway.core.errors import Fault, FaultKind
+from gateway.http import websocket as http_websocket
 from tests.kit import stateful
 from tests.kit.app import EMBEDDING_KEY, KEY, LIMITED_KEY, running
 from tests.kit.stateful import FACTS, StatefulBackend
@@ -412,7 +412,7 @@ async def test_a_stop_does_not_wait_longer_than_it_may(caplog):
 
 
 async def test_a_peer_that_does_not_answer_pings_is_let_go(monkeypatch):
-    monkeypatch.setattr("gateway.http_server.PING_S", 0.05)
+    monkeypatch.setattr("gateway.http.websocket.PING_S", 0.05)
     async with gateway(StatefulBackend("triton")) as gw:
         host, port = gw.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -426,7 +426,7 @@ async def test_a_peer_that_does_not_answer_pings_is_let_go(monkeypatch):
 
 
 async def test_a_peer_that_has_to_wait_is_not_taken_for_a_dead_one(monkeypatch):
-    monkeypatch.setattr("gateway.http_server.PING_S", 0.1)
+    monkeypatch.setattr("gateway.http.websocket.PING_S", 0.1)
     triton = StatefulBackend("triton")
     triton.held = asyncio.Event()
     async with gateway(triton, timeout_us=60_000_000) as gw, opened(gw, ping_interval=None) as ws:
@@ -439,9 +439,9 @@ async def test_a_peer_that_has_to_wait_is_not_taken_for_a_dead_one(monkeypatch):
 
 async def test_an_answer_to_a_peer_that_was_just_let_go_is_no_error(monkeypatch, caplog):
     protocols = []
-    begin = http_server.WebSocket.connection_made
+    begin = http_websocket.WebSocket.connection_made
     monkeypatch.setattr(
-        http_server.WebSocket,
+        http_websocket.WebSocket,
         "connection_made",
         lambda self, transport: (protocols.append(self), begin(self, transport)),
     )
@@ -462,7 +462,7 @@ async def test_an_answer_to_a_peer_that_was_just_let_go_is_no_error(monkeypatch,
 
 
 async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr("gateway.http_server.WRITE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gateway.http.websocket.WRITE_TIMEOUT_S", 0.1)
     async with gateway(StatefulBackend("triton")) as gw:
         host, port = gw.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as peer:
@@ -475,21 +475,21 @@ async def test_a_peer_that_takes_nothing_is_let_go(monkeypatch):
 
 async def test_a_read_full_of_frames_is_parsed_in_parts_between_others_turns(monkeypatch):
     parts = []
-    parse = http_server.WebSocketsSansIOProtocol.data_received
+    parse = http_websocket.WebSocketsSansIOProtocol.data_received
 
     def watched(self, data):
         parts.append(len(data))
         parse(self, data)
 
     held = []
-    take = http_server.WebSocket.data_received
+    take = http_websocket.WebSocket.data_received
 
     def watched_hold(self, data):
         held.append(len(self._unparsed))
         take(self, data)
 
-    monkeypatch.setattr(http_server.WebSocketsSansIOProtocol, "data_received", watched)
-    monkeypatch.setattr(http_server.WebSocket, "data_received", watched_hold)
+    monkeypatch.setattr(http_websocket.WebSocketsSansIOProtocol, "data_received", watched)
+    monkeypatch.setattr(http_websocket.WebSocket, "data_received", watched_hold)
     async with gateway(StatefulBackend("triton")) as gw:
         host, _, port = gw.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=2**24)
@@ -504,7 +504,7 @@ async def test_a_read_full_of_frames_is_parsed_in_parts_between_others_turns(mon
         writer.close()
     assert sum(parts) == len(frames)
     assert not any(held)  # nothing is read on top of what waits
-    assert max(parts) <= http_server.WEBSOCKET_READ
+    assert max(parts) <= http_websocket.WEBSOCKET_READ
 
 
 @pytest.mark.parametrize("key", [KEY, "wrong"])

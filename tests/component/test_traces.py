@@ -26,6 +26,7 @@ from tests.kit.llm_plane import CHAT, llm_plane
 from tests.kit.otlp import receiving
 from tests.kit.raw_http2 import RawServer
 from tests.kit.relayed import asked, script, text_of
+from tests.kit.served import served
 from tests.kit.upstream import Upstream, completion, error_reply, json_reply
 from tests.kit.wait import until
 
@@ -334,10 +335,10 @@ async def test_a_configured_worker_traces_and_sends_its_last_spans_when_it_stops
     with receiving() as receiver:
         async with Upstream(json_reply(200, completion())) as up:
             path.write_text(CONFIGURED.format(base_url=up.base_url, receiver=receiver.url))
-            async with data_plane(load_settings(path), CollectorRegistry(), is_draining=lambda: False) as app:
-                transport = httpx.ASGITransport(app)
+            plane = data_plane(load_settings(path), CollectorRegistry(), is_draining=lambda: False)
+            async with plane as app, served(app) as url:
                 headers = {"authorization": "Bearer secret-dev", "traceparent": PARENT}
-                async with httpx.AsyncClient(transport=transport, base_url="http://gw", headers=headers) as http:
+                async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as http:
                     assert (await http.post(CHAT, json=asked(stream=False))).status_code == 200
         server, client = receiver.named("POST general_llm"), receiver.named("chat m")
     assert (server.trace_id, server.parent_id, server.resource["service.name"]) == (TRACE, SPAN, "chosen")

@@ -15,6 +15,7 @@ from gateway.settings import load_settings
 from gateway.wiring import data_plane
 from tests.kit import servers
 from tests.kit.otlp import receiving
+from tests.kit.served import served
 from tests.kit.wait import until
 
 KEY = "gw-test-traces"
@@ -59,9 +60,10 @@ async def gateway(folder, *, triton, receiver):
     }
     path = folder / "gateway.yaml"
     path.write_text(yaml.safe_dump(document))
-    async with data_plane(load_settings(path), CollectorRegistry(), is_draining=lambda: False) as app:
+    plane = data_plane(load_settings(path), CollectorRegistry(), is_draining=lambda: False)
+    async with plane as app, served(app) as url:
         headers = {"authorization": f"Bearer {KEY}"}
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw", headers=headers) as http:
+        async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as http:
             yield http
 
 

@@ -23,7 +23,7 @@ from gateway.core.tensors import from_numpy
 from gateway.core.types import Caller, Limit, Tensors
 from gateway.core.watching.record import RequestRecord
 from gateway.gate import Gate
-from gateway.http_server import bind, serve_app
+from gateway.http.server import bind, serve_app
 from gateway.pipeline import Pipeline, Task
 from gateway.ports import Admissions, Answers, Backend, Observer, SequenceStore
 from gateway.recall import Recalls

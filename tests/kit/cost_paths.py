@@ -30,7 +30,7 @@ from gateway.core import rate_limit, routing
 from gateway.core.admissions import Wanted
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.types import Caller, InferenceRequest, Limit
-from gateway.http_server import bind
+from gateway.http.server import bind
 from gateway.settings import load_settings
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.redis_admissions import RedisAdmissions

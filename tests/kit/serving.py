@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from gateway.http_server import bind
+from gateway.http.server import bind
 
 KEY = "gw-test-serving"
 ADMIN_TOKEN = "gw-test-admin"  # noqa: S105 - made up here

@@ -6,12 +6,11 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
-from starlette.responses import Response
-
 from gateway.api.headers import limit_headers
 from gateway.core.error_forms import error_headers
 from gateway.core.errors import BodyTooLarge, GatewayError, MalformedRequest, UnsupportedByBackend, UnsupportedMediaType
 from gateway.core.texts import replied
+from gateway.http.exchange import Response
 from local_runtime.errors import ErrorCode, InferenceError, with_request_id
 from local_runtime.protocol.http_exchange import HttpError
 from local_runtime.protocol.json_text import error_body

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Final, TypeVar
 
-from starlette.responses import Response
-
 from gateway.api.answers import answer_headers, unary
 from gateway.api.endpoint import Visit
 from gateway.api.event_stream import StreamForm, streamed
@@ -15,6 +13,7 @@ from gateway.api.oip.servers import ask, entered
 from gateway.core.errors import BackendError, BodyTooLarge, GatewayError, InternalError, MalformedRequest
 from gateway.core.models import ModelFacts
 from gateway.core.types import Event, InferenceRequest, Started, Tensor, Tensors
+from gateway.http.exchange import Response
 from gateway.tasks import oip
 from gateway.tasks.tensor import TensorInput, check_name, named
 from local_runtime.protocol.http_exchange import BINARY_TYPE, Reply, compressed, plain_body

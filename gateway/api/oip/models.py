@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from starlette.responses import Response
-
 from gateway.api.auth import authorize_admin
 from gateway.api.endpoint import Visit
 from gateway.api.oip.errors import not_ready, refusing
@@ -17,6 +15,7 @@ from gateway.api.oip.servers import ask, entered, servers
 from gateway.core.errors import BackendBroke, BackendError, Fault, GatewayError, MalformedRequest, UnsupportedByBackend
 from gateway.core.texts import replied
 from gateway.core.types import Place
+from gateway.http.exchange import Response
 from gateway.model_control import ask_every_replica, on_every_replica
 from gateway.ports import JsonObject, ModelServer
 from gateway.tasks import oip

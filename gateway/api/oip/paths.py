@@ -9,13 +9,12 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from starlette.responses import Response
-
 from gateway.api.endpoint import Visit
 from gateway.api.oip import infer as oip_infer
 from gateway.api.oip import models as oip_models
 from gateway.api.oip.errors import oip_error
 from gateway.core.errors import MethodNotAllowed, NotFound
+from gateway.http.exchange import Response
 from local_runtime.protocol import http_routes
 from local_runtime.protocol.http_routes import METHODS, Route
 

@@ -1,0 +1,77 @@
+"""A request's head: where it ends, what in it is passed over, and what it says."""
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+import httptools
+from starlette.types import Scope
+
+MALFORMED: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 30\r\n"
+    b"connection: close\r\n\r\nInvalid HTTP request received."
+)
+_UPGRADE: Final = re.compile(rb"(?im)^upgrade:[^\r\n]*\r?\n")
+_WEBSOCKET: Final = re.compile(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r?$")
+_CONNECTION_UPGRADE: Final = re.compile(rb"(?im)^connection:[^\r\n]*\bupgrade\b")
+_BODY: Final = re.compile(rb"(?im)^(content-length|transfer-encoding|expect):")
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+
+Address = tuple[str, int]
+Field = tuple[bytes, bytes]
+
+
+def end_of_head(came: bytes | bytearray, start: int) -> int | None:
+    """Where the first empty line from `start` on ends; None where there is none. Lines may end without a CR."""
+    with_cr = came.find(b"\n\r\n", start)
+    bare = came.find(b"\n\n", start, with_cr + 1 if with_cr >= 0 else len(came))
+    if bare >= 0:
+        return bare + 2
+    return with_cr + 3 if with_cr >= 0 else None
+
+
+def without_offers(head: bytes) -> bytes:
+    """A whole head without those to go on in another protocol."""
+    return _UPGRADE.sub(b"", head) if b"upgrade:" in head.lower() else head
+
+
+def wants_websocket(head: bytes) -> bool:
+    """Whether a whole head offers a WebSocket, as RFC 6455 (4.1) has it, and nothing else."""
+    return (
+        head.startswith(b"GET ")
+        and len(_UPGRADE.findall(head)) == 1
+        and _WEBSOCKET.search(head) is not None
+        and _CONNECTION_UPGRADE.search(head) is not None
+        and _BODY.search(head) is None
+    )
+
+
+def described(
+    parser: httptools.HttpRequestParser,
+    url: bytes,
+    fields: list[Field],
+    *,
+    server: Address | None,
+    client: Address | None,
+) -> Scope:
+    """A request as ASGI describes it. Raises `ValueError` and `HttpParserError` for what is no address."""
+    if url.startswith(b"/") and b"#" not in url:
+        raw_path, _, query = url.partition(b"?")
+    else:  # "http://host/path", to proxies
+        parsed = httptools.parse_url(url)
+        raw_path, query = parsed.path, parsed.query or b""
+    path = raw_path.decode("ascii")
+    return {
+        "type": "http",
+        "asgi": _ASGI,
+        "http_version": parser.get_http_version(),
+        "server": server,
+        "client": client,
+        "scheme": "http",
+        "root_path": "",
+        "method": parser.get_method().decode("ascii"),
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": raw_path,
+        "query_string": query,
+        "headers": fields,
+    }
