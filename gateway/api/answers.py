@@ -54,7 +54,7 @@ def json_answer(document: Any, started: Started | None = None, usage: Usage | No
 def answer_headers(started: Started, usage: Usage | None = None) -> dict[str, str]:
     """The state of the limits, the route taken, and the cost where it is known before the answer is sent."""
     costs = {} if usage is None else cost_headers(usage)
-    headers = limit_headers(started.verdict) | route_headers(started.route) | costs
+    headers = {**limit_headers(started.verdict), **route_headers(started.route), **costs}
     if started.recalled is None:
         return headers
     if costs and started.recalled.is_again:

@@ -7,6 +7,7 @@ knows: requests, and requests at once. Tokens have no unit there, money has none
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
@@ -22,28 +23,30 @@ _UNITS: Final = {"requests": "", "concurrent": ';qu="concurrent-requests"'}  # t
 def limit_headers(verdict: Verdict) -> dict[str, str]:
     """How the limits stand after this request; nothing where no limit applies."""
     headers: dict[str, str] = {}
-    if verdict.states:
-        for kind, (amount, shown, limit_name, remaining_name, reset_name) in _KINDS.items():
-            state = nearest(verdict, kind)
-            if state is not None:
-                headers[limit_name] = shown(amount(state.limit))
-                headers[remaining_name] = shown(state.remaining)
-                headers[reset_name] = go_duration(state.reset_us)
-        told = _policies(tuple([state.limit for state in verdict.states]))
-        if told is not None:
-            headers["ratelimit-policy"], items = told
-            both = zip(items, verdict.states, strict=True)
-            left = [item + _left(state, is_refused=not verdict.allowed) for item, state in both if item]
-            headers["ratelimit"] = ", ".join(left)
+    states = verdict.states
+    if states:
+        told = _told(tuple([state.limit for state in states]))
+        for kind, place in told.kinds:
+            state = _nearest(verdict, kind) if place is None else states[place]
+            amount, shown, limit_name, remaining_name, reset_name = _KINDS[kind]
+            headers[limit_name] = shown(amount(state.limit))
+            headers[remaining_name] = shown(state.remaining)
+            headers[reset_name] = go_duration(state.reset_us)
+        if told.policy:
+            is_refused = not verdict.allowed
+            left = [item + _left(states[place], is_refused=is_refused) for place, item in told.items]
+            headers["ratelimit-policy"], headers["ratelimit"] = told.policy, ", ".join(left)
     if verdict.ticket is not None:
         headers["x-ordering-ticket"] = str(verdict.ticket)
     return headers
 
 
-def nearest(verdict: Verdict, kind: str) -> LimitState | None:
-    """The limit of a kind that is told of: the one that refused, else the one that is nearest to its end."""
+def _nearest(verdict: Verdict, kind: str) -> LimitState:
+    """Of several limits of a kind the one that is told of: that which refused, else the one nearest to its end."""
     hit = verdict.refused_by
-    return hit if hit is not None and hit.limit.kind == kind else verdict.nearest(kind)
+    state = hit if hit is not None and hit.limit.kind == kind else verdict.nearest(kind)
+    assert state is not None  # noqa: S101 - there are several
+    return state
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -61,14 +64,30 @@ def policy_name(limit: Limit) -> str:
     return "-".join(parts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What is told of limits however they stand.
+
+    Attributes:
+        kinds: those of `x-ratelimit-*`, each with the place of its one limit, or None where it has several.
+        policy: the field `RateLimit-Policy`; empty where no limit is in it.
+        items: how each item of `RateLimit` begins, with the place of its limit.
+    """
+
+    kinds: tuple[tuple[str, int | None], ...]
+    policy: str
+    items: tuple[tuple[int, str], ...]
+
+
 @functools.lru_cache(maxsize=10_000)
-def _policies(limits: tuple[Limit, ...]) -> tuple[str, tuple[str, ...]] | None:
-    """The field `RateLimit-Policy`, and how each limit's item of `RateLimit` begins; empty for those not in it."""
-    told = {limit: _string(policy_name(limit)) for limit in limits if limit.kind in _UNITS}
-    if not told:
-        return None
-    policy = ", ".join(name + _quota(limit) for limit, name in told.items())
-    return policy, tuple(told.get(limit, "") for limit in limits)
+def _told(limits: tuple[Limit, ...]) -> _Told:
+    kinds = [limit.kind for limit in limits]
+    names = {limit: _string(policy_name(limit)) for limit in limits if limit.kind in _UNITS}
+    return _Told(
+        kinds=tuple((kind, kinds.index(kind) if kinds.count(kind) == 1 else None) for kind in _KINDS if kind in kinds),
+        policy=", ".join(name + _quota(limit) for limit, name in names.items()),
+        items=tuple((place, names[limit]) for place, limit in enumerate(limits) if limit in names),
+    )
 
 
 def _quota(limit: Limit) -> str:
@@ -104,9 +123,10 @@ def _string(text: str) -> str:
 
 def route_headers(route: Route) -> dict[str, str]:
     """Where the answer came from."""
+    model = route.model  # named by a caller, maybe: a header is ASCII
     return {
         "x-gateway-backend": route.backend,
-        "x-gateway-model": quote(route.model, safe=_AS_THEY_ARE),  # named by a caller, maybe: a header is ASCII
+        "x-gateway-model": model if model.isascii() and model.isprintable() else quote(model, safe=_AS_THEY_ARE),
         "x-gateway-attempts": str(route.attempts),
         "x-gateway-rule": route.rule,
     }

@@ -53,7 +53,8 @@ def priority(headers: Headers) -> Priority | None:
 
 def ordering_key(headers: Headers) -> str:
     """`X-Ordering-Key`: requests of a tenant with the same one go in their order; empty where there is none."""
-    return _ordering_key(headers.get(_ORDERING_KEY, ""), _ORDERING_KEY)
+    given = headers.get(_ORDERING_KEY)
+    return _ordering_key(given, _ORDERING_KEY) if given else ""
 
 
 def with_ordering_key(headers: Headers, given: object) -> Headers:
@@ -66,7 +67,8 @@ def with_ordering_key(headers: Headers, given: object) -> Headers:
 
 def session(headers: Headers) -> str:
     """`X-Session-Id`: what a caller's requests belong together by; empty where there is none."""
-    return _ordering_key(headers.get(_SESSION, ""), _SESSION)
+    given = headers.get(_SESSION)
+    return _ordering_key(given, _SESSION) if given else ""
 
 
 def _ordering_key(given: object, field: str) -> str:
@@ -94,7 +96,7 @@ def sequence_step(headers: Headers, task: Task) -> SequenceStep | None:
 
     Raises `InvalidInput` where the task keeps no state, and where it keeps one and nothing says whose.
     """
-    given = [name for name in headers if name.startswith("x-sequence-")]
+    given = [name for name in (_ID, _START, _END) if name in headers]
     if not given:
         if task.contract.is_sequence:
             raise InvalidInput(

@@ -79,6 +79,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A connection has as long for its first request as each request has for its head."""
         self._transport = cast("asyncio.Transport", transport)
+        self.write: Callable[[bytes], None] = self._transport.write
         self._server = _address(transport.get_extra_info("sockname"))
         self._client = _address(transport.get_extra_info("peername"))
         connections: set[Any] = self.state.connections
@@ -267,10 +268,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             exchange.reply(_failed())
-
-    def write(self, data: bytes) -> None:
-        """To the caller."""
-        self._transport.write(data)
 
     async def writable(self) -> None:
         """Wait until the caller takes what is written, or has left."""

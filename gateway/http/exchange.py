@@ -59,8 +59,9 @@ class Line(Protocol):
         """What it shares with others."""
         ...
 
-    def write(self, data: bytes) -> None:
-        """To the caller."""
+    @property
+    def write(self) -> Callable[[bytes], None]:
+        """What takes bytes for the caller."""
         ...
 
     async def writable(self) -> None:
