@@ -1,7 +1,6 @@
 """HTTP/1.1 on one connection: requests in, answers out, one after the other. Bounded in bytes and in time."""
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -14,7 +13,6 @@ from gateway.http import heads
 from gateway.http.exchange import Exchange, Response
 from gateway.http.websocket import WebSocket
 
-MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; nginx takes 32 KiB, httptools any size, in quadratic time
 MAX_UNREAD_BYTES: Final = 64 * 1024  # of a body, before nothing more is read of it
 HEAD_TIMEOUT_S: Final = 30.0  # from a connection's (or a request's) first moment to the end of its head
 LINGER_S: Final = 1.0
@@ -142,7 +140,7 @@ class Connection(asyncio.Protocol):
             return b""
         came = self._head or data
         size = heads.end_of_head(came, max(0, before - 3))
-        if (size or len(came)) > MAX_HEAD_BYTES:
+        if (size or len(came)) > heads.MAX_BYTES:
             self._refuse_head()
             return b""
         if size is None:
@@ -332,12 +330,16 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close when what has come is answered."""
         self._is_stopping = True
-        if self._is_answered():
-            self._transport.close()
-            return
         last = self._waiting[-1] if self._waiting else self._current
-        if last is not None:
+        if last is None:
+            self._transport.close()
+        else:
             last.keeps_alive = False
+
+    def _take_no_more(self) -> None:
+        """What came behind requests is none: they are answered, and then the connection closes."""
+        self._is_refused = True
+        self.shutdown()
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
@@ -354,14 +356,18 @@ class Connection(asyncio.Protocol):
         if self._is_answered() or (current is not None and current is self._reading and not current.has_begun):
             self._transport.write(heads.MALFORMED)
             self._transport.close()
+        elif self._reading is not current:
+            if self._reading is not None:
+                self._waiting.pop()  # the newest, whose body is broken
+            self._take_no_more()
         else:
             self._transport.abort()
 
     def _refuse_head(self) -> None:
-        if not self._is_answered():  # in the middle of another request's answer there is no place for a word
-            self._transport.abort()
+        if not self._is_answered():
+            self._take_no_more()
             return
-        self._transport.write(_too_large())
+        self._transport.write(heads.too_large())
         self._transport.write_eof()
         self._linger()
 
@@ -369,21 +375,6 @@ class Connection(asyncio.Protocol):
         """Throw away what is still on its way, for a moment: closing upon it would reset the connection at once."""
         self._is_refused = True
         self._loop.call_later(LINGER_S, self._transport.close)
-
-
-def _too_large() -> bytes:
-    problem = {
-        "type": "about:blank",
-        "title": "Request header fields too large",
-        "status": 431,
-        "detail": f"request line and headers may have {MAX_HEAD_BYTES} bytes",
-        "code": "malformed_request",
-    }
-    body = json.dumps(problem).encode()
-    return (
-        b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/problem+json\r\n"
-        b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
-    )
 
 
 def _failed() -> Response:

@@ -1,5 +1,6 @@
 """A request's head: where it ends, what in it is passed over, and what it says."""
 
+import json
 import re
 from typing import Final
 from urllib.parse import unquote
@@ -7,6 +8,7 @@ from urllib.parse import unquote
 import httptools
 from starlette.types import Scope
 
+MAX_BYTES: Final = 64 * 1024  # request line and headers; nginx takes 32 KiB, httptools any size, in quadratic time
 MALFORMED: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 30\r\n"
     b"connection: close\r\n\r\nInvalid HTTP request received."
@@ -75,3 +77,19 @@ def described(
         "query_string": query,
         "headers": fields,
     }
+
+
+def too_large() -> bytes:
+    """The answer to a head that is."""
+    problem = {
+        "type": "about:blank",
+        "title": "Request header fields too large",
+        "status": 431,
+        "detail": f"request line and headers may have {MAX_BYTES} bytes",
+        "code": "malformed_request",
+    }
+    body = json.dumps(problem).encode()
+    return (
+        b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/problem+json\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+    )

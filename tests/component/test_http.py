@@ -243,10 +243,11 @@ async def test_a_stream_for_http_10_has_no_chunks():
 async def test_what_is_no_request_gets_a_400():
     async with gateway() as gw:
         answer = await talk(gw, b"what is this\r\n\r\n")
-        behind = await talk(gw, LIVE + b"\r\n" + b"what is this\r\n\r\n")
+        behind = await talk(gw, (HEAD + b"\r\n" + BODY) * 2 + b"what is this\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert answer.endswith(b"Invalid HTTP request received.")
-    assert b"HTTP/1.1 400" not in behind.partition(b"\r\n")[0]  # which is another request's place
+    assert behind.count(b"HTTP/1.1 200 OK\r\n") == 2  # whose places are theirs
+    assert b"HTTP/1.1 400" not in behind
 
 
 async def test_a_broken_body_gets_a_400():
@@ -254,7 +255,9 @@ async def test_a_broken_body_gets_a_400():
     async with gateway() as gw:
         answer = await talk(gw, head, b"what is this\r\n")
         await until(lambda: gw.seen.at_the_door)
+        behind = await talk(gw, HEAD + b"\r\n" + BODY + head + b"what is this\r\n")
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert behind.startswith(b"HTTP/1.1 200 OK\r\n")
     assert gw.seen.at_the_door[0].code == "client_closed"
 
 
