@@ -72,19 +72,20 @@ class EventStream(Response):
 
     async def give(self, exchange: Exchange) -> None:
         """Send until the end; closing the events cancels the backend's work when the caller left."""
+        until = asyncio.get_running_loop().time() + self._timeout_s
         async with aclosing(self._events) as events:
+            exchange.begin(self.status_code, self.headers)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timeout_s):
-                    exchange.begin(self.status_code, self.headers)
-                    await self._send_all(events, exchange)
+                await self._send_all(events, exchange, until)
 
-    async def _send_all(self, events: AsyncGenerator[Event, None], exchange: Exchange) -> None:
+    async def _send_all(self, events: AsyncGenerator[Event, None], exchange: Exchange, until: float) -> None:
         last, written = self._form.end, self._form.written
         try:
             async for event in events:
                 chunk = written(event)
                 if chunk is not None and not exchange.write(chunk):
-                    await exchange.writable()
+                    async with asyncio.timeout_at(until):
+                        await exchange.writable()
         except GatewayError as error:
             last = self._form.failed(error)
         except asyncio.CancelledError:
