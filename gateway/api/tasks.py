@@ -10,7 +10,7 @@ from gateway.api.oip.errors import refusing
 from gateway.api.request_headers import with_ordering_key
 from gateway.core.errors import InternalError, InvalidInput, MalformedRequest, UnsupportedMediaType
 from gateway.core.rules import Target
-from gateway.core.types import Answer, Finished, Message, Route, Started, Tensors, Usage
+from gateway.core.types import NOTHING_USED, Answer, Finished, Message, Route, Started, Tensors, Usage
 from gateway.http.exchange import Response
 from gateway.pipeline import Pipeline, Task
 from gateway.tasks import oip
@@ -181,6 +181,8 @@ def _route(route: Route) -> dict[str, Any]:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     """What is known of it; that something is a guess is said only where it is one."""
+    if usage is NOTHING_USED:  # as of all tensors
+        return {}
     known = {
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +14,7 @@ from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.tensors import BF16, Array, check, from_numpy, to_numpy
-from gateway.core.types import BackendCall, BackendEvent, Place, Tensor, TensorPayload, Tensors
+from gateway.core.types import BackendCall, BackendEvent, Place, SequenceStep, Tensor, TensorPayload, Tensors
 from gateway.ports import JsonObject
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest, ModelControl
@@ -34,6 +34,7 @@ GRPC_NAMES: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.UNKNOWN: "UNKNOWN",
     ErrorCode.DEADLINE: "DEADLINE_EXCEEDED",
 }
+_ALONE: Final = SequenceStep(id=0)  # part of no sequence, in Triton's words
 
 
 class LocalBackend:
@@ -64,7 +65,7 @@ class LocalBackend:
         if not isinstance(payload, TensorPayload):
             raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="a chat call to a tensor backend"))
         request = _request(call, payload, timeout_us)
-        with _translated():
+        try:
             classes = classes_of(self._runtime, request, payload.classes)
             if not payload.stream:
                 yield _tensors(with_classes(await self._runtime.infer(request), classes), payload.outputs)
@@ -77,6 +78,8 @@ class LocalBackend:
                         yield _tensors(with_classes(answer, classes), payload.outputs)
                     elif payload.wants_empty_final:
                         yield _tensors(answer, ())
+        except InferenceError as error:
+            raise _fault(error) from error
 
     def engine_load(self, replica: str) -> None:  # noqa: ARG002 - the port's
         """Nothing: it is no LLM server."""
@@ -156,14 +159,15 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except InferenceError as error:
-        raise BackendError(fault_of(GRPC_NAMES[error.code], error.message)) from error
+        raise _fault(error) from error
+
+
+def _fault(error: InferenceError) -> BackendError:
+    return BackendError(fault_of(GRPC_NAMES[error.code], error.message))
 
 
 def _request(call: BackendCall, payload: TensorPayload, timeout_us: int) -> InferRequest:
-    sequence: dict[str, Any] = {}
-    if call.sequence is not None:
-        step = call.sequence
-        sequence = {"sequence_id": step.id, "sequence_start": step.is_start, "sequence_end": step.is_end}
+    step = call.sequence or _ALONE
     return InferRequest(
         model=call.model,
         version=call.version,
@@ -174,7 +178,9 @@ def _request(call: BackendCall, payload: TensorPayload, timeout_us: int) -> Infe
         priority=payload.priority,
         queue_timeout_us=payload.queue_timeout_us,
         parameters=payload.parameters,
-        **sequence,
+        sequence_id=step.id,
+        sequence_start=step.is_start,
+        sequence_end=step.is_end,
     )
 
 
@@ -204,11 +210,10 @@ def _tensor(name: str, array: Array) -> Tensor:
 
 
 def _tensors(answer: InferAnswer, wanted: tuple[str, ...]) -> Tensors:
-    wrong = wrong_names(list(answer.outputs), wanted)
-    if wrong:
+    if wanted and (wrong := wrong_names(list(answer.outputs), wanted)):
         raise BackendError(Fault(kind=FaultKind.BROKEN, message=wrong))
     try:
-        outputs = tuple(_tensor(name, answer.outputs[name]) for name in wanted or answer.outputs)
+        outputs = tuple([_tensor(name, answer.outputs[name]) for name in wanted or answer.outputs])
     except ValueError as error:
         raise BackendError(Fault(kind=FaultKind.BROKEN, message=str(error))) from error
     return Tensors(

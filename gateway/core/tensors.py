@@ -80,7 +80,7 @@ def to_numpy(tensor: Tensor) -> Array:
         raise ValueError(f"tensor '{tensor.name}': BF16 has no numpy form")
     if tensor.datatype != BYTES:
         check(tensor)
-        return np.frombuffer(tensor.data, dtype=DTYPES[tensor.datatype]).reshape(tensor.shape)
+        return np.ndarray(tensor.shape, DTYPES[tensor.datatype], tensor.data)
     expected = _elements(tensor.shape)
     view = memoryview(tensor.data)
     elements = [bytes(view[start:end]) for start, end in element_spans(tensor.name, tensor.data)]
@@ -109,11 +109,12 @@ def from_numpy(name: str, array: Array) -> Tensor:
 def _elements(shape: Sequence[int]) -> int:
     if len(shape) > MAX_RANK:
         raise ValueError(f"a shape of {len(shape)} dimensions is over {MAX_RANK}")
-    if any(not 0 <= dim <= MAX_DIM for dim in shape):
+    if shape and not 0 <= min(shape) <= max(shape) <= MAX_DIM:
         raise ValueError(f"shape {list(shape)} holds a dimension outside 0..{MAX_DIM}")
-    if math.prod(dim or 1 for dim in shape) > MAX_ELEMENTS:  # Python's integers do not overflow
+    elements = math.prod(shape)
+    if (elements or math.prod(dim or 1 for dim in shape)) > MAX_ELEMENTS:  # Python's integers do not overflow
         raise ValueError(f"shape {list(shape)} is too large for any tensor")
-    return math.prod(shape)
+    return elements
 
 
 def element_spans(name: str, data: bytes | memoryview) -> Iterator[tuple[int, int]]:

@@ -154,7 +154,7 @@ class InferenceRequest:
 # --- what a backend is asked -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class TensorPayload:
     """Named tensors in, the named outputs wanted (empty = all).
 

@@ -15,8 +15,8 @@ from gateway.core.tensors import BF16, BYTES, element_spans, to_numpy
 from gateway.core.types import SequenceStep, Tensor, TensorPayload
 from local_runtime.messages import ModelMetadata, TensorMetadata
 from local_runtime.protocol.oip_json import Asked, Output
-from local_runtime.protocol.oip_tensors import MAX_TEXTS, Malformed, check_count, check_size, check_tensor, to_bytes
-from local_runtime.protocol.oip_values import from_json, no_json_form, to_json
+from local_runtime.protocol.oip_tensors import MAX_TEXTS, Malformed, check_count, check_size, check_tensor
+from local_runtime.protocol.oip_values import bytes_from_json, no_json_form, to_json
 
 MAX_NAME_BYTES: Final = 255  # a model is a folder, and no file system takes longer names
 _UNSAFE: Final = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -30,8 +30,8 @@ class Wire:
     @staticmethod
     def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tensor:
         """A tensor from JSON values, flat or nested as its shape says. Raises `Malformed` naming the input."""
-        array = from_json(name, datatype, shape, data)
-        return Tensor(name=name, datatype=datatype, shape=tuple(shape), data=to_bytes(array))
+        raw = bytes_from_json(name, datatype, shape, data)
+        return Tensor(name=name, datatype=datatype, shape=tuple(shape), data=raw)
 
     @staticmethod
     def from_bytes(name: str, datatype: str, shape: Sequence[int], *, raw: bytes | memoryview, model: str) -> Tensor:
@@ -106,9 +106,9 @@ def values(tensor: Tensor) -> Any:
     if tensor.datatype == BF16:
         raise no_json_form(tensor.name, BF16)
     flat = to_json(tensor.name, to_numpy(tensor))
-    if isinstance(flat, np.ndarray) and flat.dtype.kind == "f" and not (is_finite := np.isfinite(flat)).all():
+    if isinstance(flat, np.ndarray) and flat.dtype.kind == "f" and np.count_nonzero(np.isfinite(flat)) < flat.size:
         found = flat.tolist()
-        for at in np.flatnonzero(~is_finite).tolist():
+        for at in np.flatnonzero(~np.isfinite(flat)).tolist():
             found[at] = _WORDS.get(found[at], "NaN")
         return found
     return flat

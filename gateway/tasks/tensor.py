@@ -1,12 +1,12 @@
 """`tensor`: any model's tensors as they are, in the words of the Open Inference Protocol."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from gateway.core.errors import InvalidInput, UnknownModel
 from gateway.core.texts import triton_plain
 from gateway.core.types import Delta, Message, SequenceStep, Speech, Tensor, TensorPayload, Tensors
+from gateway.core.values import quick_value
 from gateway.tasks import oip
 from gateway.tasks.contract import Form, known_fields, tensors_of
 from local_runtime.errors import InferenceError
@@ -16,7 +16,7 @@ _FIELDS: Final = ("model", "version", "inputs", "outputs")
 _SHOWN: Final = 100  # characters of a name that is none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@quick_value
 class TensorInput:
     """A call of a model that the caller names itself; `version` empty = the server's choice."""
 

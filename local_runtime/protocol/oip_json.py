@@ -115,8 +115,10 @@ def read_document(
     model: str, document: dict[str, Any], form: TensorForm[_Tensor], *, blobs: "Blobs | None" = None
 ) -> Asked[_Tensor]:
     """The same for JSON that is parsed already; `blobs` are the bytes behind it."""
-    with refusing():
+    try:
         request_id = read_id(document)
+    except Malformed as error:
+        raise invalid(str(error)) from error
     try:
         return _read(document, blobs or Blobs(b"", None), form, (model, request_id))
     except Malformed as error:

@@ -113,7 +113,7 @@ def _room(shape: Sequence[int]) -> int:
 
     Elements count 8 bytes each, whatever they are: an answer of the same shape may have larger ones.
     """
-    return math.prod(dim or 1 for dim in shape) * _LARGEST_ITEM
+    return (math.prod(shape) or math.prod(dim or 1 for dim in shape)) * _LARGEST_ITEM
 
 
 def _bad_shape(name: str, shape: Sequence[int]) -> Malformed:

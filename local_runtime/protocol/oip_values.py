@@ -15,7 +15,7 @@ import numpy as np
 
 from local_runtime.errors import InferenceError, invalid
 from local_runtime.messages import Array
-from local_runtime.protocol.oip_tensors import Malformed, check_tensor, shaped
+from local_runtime.protocol.oip_tensors import Malformed, check_tensor, to_bytes
 from local_runtime.repository.model_config import NUMPY_TYPES
 from local_runtime.scheduling.byte_strings import of_objects
 from local_runtime.scheduling.validation import datatype_of
@@ -58,21 +58,36 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
 
     Raises Malformed naming the input.
     """
+    values = _values(name, datatype, shape, data)
+    if datatype == "BYTES":
+        return of_objects(_texts(name, values)).reshape(tuple(shape))
+    return np.ndarray(tuple(shape), NUMPY_TYPES[datatype], _packed(name, datatype, values))
+
+
+def bytes_from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> bytes:
+    """The binary form of such a tensor. Raises Malformed naming the input."""
+    values = _values(name, datatype, shape, data)
+    if datatype == "BYTES":
+        return to_bytes(of_objects(_texts(name, values)))
+    return _packed(name, datatype, values)
+
+
+def _values(name: str, datatype: str, shape: Sequence[int], data: Any) -> list[Any]:
+    """The values in row order, as many and of such types as shape and datatype say."""
     check_tensor(name, datatype, shape)
     if not isinstance(data, list):
         raise Malformed(f"Unable to parse 'data' of input '{name}': must be an array")
-    if data and type(data[0]) is list:
-        data = _flat(name, data, shape)
-    if len(data) != math.prod(shape):
+    values: list[Any] = _flat(name, data, shape) if data and type(data[0]) is list else data
+    if len(values) != math.prod(shape):
         raise _wrong_count(name)
     allowed = _ELEMENT_TYPES.get(datatype)
     if allowed is None:
         raise Malformed(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
-    if not set(map(type, data)) <= allowed:
+    if not set(map(type, values)) <= allowed:
         raise Malformed(f"Unable to parse 'data' of input '{name}': {datatype} values must be {_WORDS[allowed]}")
-    return shaped(name, _array(name, datatype, data), shape)
+    return values
 
 
 def to_json(name: str, array: Array) -> "Array | list[str]":
@@ -88,7 +103,7 @@ def to_json(name: str, array: Array) -> "Array | list[str]":
     datatype = datatype_of(array)
     if datatype not in _ELEMENT_TYPES:
         raise no_json_form(name, datatype)
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat = array.ravel()
     return flat.astype(np.float64) if datatype == "FP32" else flat  # all its digits, as Triton writes it
 
 
@@ -99,17 +114,19 @@ def no_json_form(name: str, datatype: str) -> InferenceError:
     )
 
 
-def _array(name: str, datatype: str, data: list[Any]) -> Array:
+def _texts(name: str, values: list[str]) -> list[bytes]:
     try:
-        if datatype == "BYTES":
-            return of_objects([item.encode() for item in data])
-        # Not np.array, which lets FP32 overflow to infinity and takes twice as long.
-        raw = struct.pack(f"<{len(data)}{_FORMATS[datatype]}", *data)
+        return [value.encode() for value in values]
     except UnicodeEncodeError as error:
         raise Malformed(f"Unable to parse 'data' of input '{name}': a string is not valid Unicode") from error
+
+
+def _packed(name: str, datatype: str, values: list[Any]) -> bytes:
+    try:
+        # Not np.array, which lets FP32 overflow to infinity and takes twice as long.
+        return struct.pack(f"<{len(values)}{_FORMATS[datatype]}", *values)
     except (OverflowError, struct.error) as error:
         raise Malformed(f"Unable to parse 'data' of input '{name}': a value is out of range of {datatype}") from error
-    return np.frombuffer(raw, dtype=NUMPY_TYPES[datatype])
 
 
 def _flat(name: str, data: list[Any], shape: Sequence[int]) -> list[Any]:

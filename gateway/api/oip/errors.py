@@ -39,16 +39,24 @@ def oip_document(error: GatewayError) -> bytes:
     return error_body(f"{error.field}: {error.detail}" if error.field and "-" in error.field else error.detail)
 
 
-@contextmanager
-def refusing() -> Iterator[None]:
+class _Refusing:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Raise ours in its place."""
+        if isinstance(error, InferenceError):
+            kind = UnsupportedByBackend if error.code is ErrorCode.UNSUPPORTED else MalformedRequest
+            raise kind(error.message) from error
+        if isinstance(error, HttpError):
+            raise _HTTP_ERRORS.get(error.status, MalformedRequest)(error.text) from error
+
+
+def refusing() -> _Refusing:
     """What the reading of a body raises within is an error of ours without."""
-    try:
-        yield
-    except InferenceError as error:
-        kind = UnsupportedByBackend if error.code is ErrorCode.UNSUPPORTED else MalformedRequest
-        raise kind(error.message) from error
-    except HttpError as error:
-        raise _HTTP_ERRORS.get(error.status, MalformedRequest)(error.text) from error
+    return _Refusing()
 
 
 @contextmanager

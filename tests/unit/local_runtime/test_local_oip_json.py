@@ -10,6 +10,8 @@ from local_runtime.protocol.http_routes import Route, route
 from local_runtime.protocol.json_text import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, parse
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
 from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer
+from local_runtime.protocol.oip_tensors import from_bytes, to_bytes
+from local_runtime.protocol.oip_values import bytes_from_json, from_json
 
 TYPES = {
     "BOOL": [True, False],
@@ -57,6 +59,15 @@ def test_values_of_every_type_go_there_and_back(datatype):
     array = tensor(body(TYPES[datatype], datatype=datatype))
     told = json.loads(encoded({"Y": array}).content)["outputs"][0]
     assert told == {"name": "Y", "datatype": datatype, "shape": [2], "data": TYPES[datatype]}
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 1, 1)])
+@pytest.mark.parametrize("datatype", TYPES)
+def test_values_are_read_into_the_binary_form_at_once(datatype, shape):
+    array = from_json("X", datatype, shape, TYPES[datatype])
+    raw = bytes_from_json("X", datatype, shape, TYPES[datatype])
+    assert (array.shape, raw) == (shape, to_bytes(array))
+    assert from_bytes("X", datatype, shape, raw=raw, model="m").tolist() == array.tolist()
 
 
 @pytest.mark.parametrize(
