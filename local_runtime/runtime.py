@@ -31,6 +31,7 @@ from local_runtime.messages import (
 )
 from local_runtime.repository.model_config import ModelConfig, TensorSpec
 from local_runtime.scheduling import ensemble
+from local_runtime.scheduling.deadline import Deadline
 from local_runtime.scheduling.response_cache import ResponseCache, cache_key
 from local_runtime.scheduling.stats import Compute, FailureReason, ModelStatistics
 from local_runtime.scheduling.validation import CheckedRequest
@@ -155,7 +156,7 @@ class LocalRuntime:
             return await self._answer(request, deadline_us=None)
         deadline_us = monotonic_us() + request.timeout_us
         try:
-            async with asyncio.timeout(request.timeout_us / 1_000_000):
+            with Deadline(request.timeout_us):
                 return await self._answer(request, deadline_us=deadline_us)
         except TimeoutError as error:
             raise deadline_passed(request.model) from error
