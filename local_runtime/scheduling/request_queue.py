@@ -62,6 +62,10 @@ class _Alarms:
         self._set_so_far += 1
         heapq.heappush(self._heap, (at_us, self._set_so_far, request_id, level))
 
+    def is_due(self, now_us: int) -> bool:
+        """Whether an instant has come, if only that of a request that has left."""
+        return bool(self._heap) and self._heap[0][0] <= now_us
+
     def due(self, now_us: int) -> Iterator[tuple[int, _Level]]:
         """The requests still waiting whose instant has come; each is told once."""
         while self._heap and self._heap[0][0] <= now_us:
@@ -176,6 +180,8 @@ class RequestQueue:
 
     def expire(self, now_us: int) -> tuple[Dropped, ...]:
         """Drop the requests whose deadline or timeout has come; put behind those that DELAY keeps."""
+        if not (self._deadlines.is_due(now_us) or self._timeouts.is_due(now_us)):
+            return ()
         dropped = []
         for request_id, level in self._deadlines.due(now_us):
             self._remove(request_id, level)

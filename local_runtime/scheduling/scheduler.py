@@ -278,15 +278,25 @@ class ModelScheduler:
         self._free.append(dispatch.instance)
         self._dispatch()
         self._stats.executed(rows=dispatch.rows, compute=executed.compute)
-        at_ms = time.time_ns() // 1_000_000
+        answered: list[_Pending] = []
         failed = 0
         for pending, outcome in zip(running.members, outcomes, strict=True):
             if isinstance(outcome, InferenceError):
                 failed += 1
                 canceled = outcome.code is ErrorCode.CANCELLED
                 self._fail(pending, outcome, FailureReason.CANCELED if canceled else FailureReason.BACKEND)
-            else:
-                self._answer(pending, outcome, running, compute=executed.compute, at_ms=at_ms)
+                continue
+            if not isinstance(outcome, Deferred):  # such a one has not ended: whoever hands out its answers counts
+                answered.append(pending)
+            self._answer(pending, outcome, running, executed.compute)
+        if answered:
+            self._stats.answered(
+                requests=len(answered),
+                rows=sum([pending.request.rows for pending in answered]),
+                queue_us=sum([running.started_us - pending.enqueued_us for pending in answered]),
+                compute=executed.compute,
+                at_ms=time.time_ns() // 1_000_000,
+            )
         self._observe(running, compute=executed.compute, failed=failed)
 
     def _outcomes(self, dispatch: Dispatch, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -309,22 +319,13 @@ class ModelScheduler:
                 self._sequence_inputs.drop(correlation_id)
 
     def _answer(
-        self,
-        pending: _Pending,
-        outcome: Tensors | Annotated | Deferred,
-        running: _Running,
-        *,
-        compute: Compute,
-        at_ms: int,
+        self, pending: _Pending, outcome: Tensors | Annotated | Deferred, running: _Running, compute: Compute
     ) -> None:
-        queue_us = running.started_us - pending.enqueued_us
-        if not isinstance(outcome, Deferred):  # such a request has not ended yet: whoever hands out its answers counts
-            self._stats.answered(rows=pending.request.rows, queue_us=queue_us, compute=compute, at_ms=at_ms)
         outputs, parameters = _parts(outcome)
         answered = Answered(
             outputs=outputs,
             parameters=parameters,
-            queue_us=queue_us,
+            queue_us=running.started_us - pending.enqueued_us,
             compute=compute,
             batch_size=running.dispatch.rows,
         )

@@ -93,8 +93,8 @@ class _Sum:
         self.count = 0
         self.total_us = 0
 
-    def add(self, total_us: int) -> None:
-        self.count += 1
+    def add(self, total_us: int, count: int = 1) -> None:
+        self.count += count
         self.total_us += total_us
 
     def value(self) -> Duration:
@@ -111,10 +111,10 @@ class _ComputeSum:
         self.infer = _Sum()
         self.output = _Sum()
 
-    def add(self, compute: Compute) -> None:
-        self.input.add(compute.input_us)
-        self.infer.add(compute.infer_us)
-        self.output.add(compute.output_us)
+    def add(self, compute: Compute, count: int = 1) -> None:
+        self.input.add(compute.input_us * count, count)
+        self.infer.add(compute.infer_us * count, count)
+        self.output.add(compute.output_us * count, count)
 
     def value(self) -> BatchStatistics:
         return BatchStatistics(
@@ -145,12 +145,12 @@ class StatsRecorder:
         """Loading the version took so long."""
         self._load_us = load_us
 
-    def answered(self, *, rows: int, queue_us: int, compute: Compute, at_ms: int) -> None:
-        """One request was executed and answered; `at_ms` is Unix time."""
+    def answered(self, *, rows: int, queue_us: int, compute: Compute, at_ms: int, requests: int = 1) -> None:
+        """One request, or so many together, were executed and answered; `at_ms` is Unix time."""
         self._rows += rows
-        self._success.add(queue_us + compute.total_us)
-        self._queue.add(queue_us)
-        self._compute.add(compute)
+        self._success.add(queue_us + compute.total_us * requests, requests)
+        self._queue.add(queue_us, requests)
+        self._compute.add(compute, requests)
         self._last_inference_ms = at_ms
 
     def hit(self, *, lookup_us: int) -> None:

@@ -22,6 +22,15 @@ def test_counts_rows_executions_and_sizes():
     assert (snapshot.last_inference_ms, snapshot.pending_count, snapshot.load_us) == (1000, 6, 9)
 
 
+def test_requests_of_one_batch_are_counted_at_once():
+    compute = Compute(input_us=1, infer_us=8, output_us=2)
+    together, one_by_one = StatsRecorder(name="m", version="1"), StatsRecorder(name="m", version="1")
+    together.answered(requests=3, rows=4, queue_us=60, compute=compute, at_ms=5)
+    for rows, queue_us in ((1, 10), (1, 20), (2, 30)):
+        one_by_one.answered(rows=rows, queue_us=queue_us, compute=compute, at_ms=5)
+    assert together.snapshot() == one_by_one.snapshot()
+
+
 def test_a_cached_answer_is_a_success_and_no_inference():
     recorder = StatsRecorder(name="m", version="1")
     recorder.missed(lookup_us=3)
