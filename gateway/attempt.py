@@ -253,6 +253,10 @@ class Attempt:
             self.span_id = new_span_id()
         return trace.headers(self.span_id)
 
+    def forget(self) -> None:
+        """Let go of the walk, which has this attempt: a cycle would be left to the garbage collection."""
+        self.check = _nothing
+
     def tried(self, now_us: int) -> Tried:
         """How it went, for traces."""
         generative, first_us = self._generative, self.first_part_us

@@ -129,6 +129,7 @@ class Pipeline:
         finally:
             # 5 settle: what was taken is given back, and one record is written.
             self._settle(walk, error)
+            del error  # its traceback has this frame: a cycle would be left to the garbage collection
 
     def _begin(self, request: InferenceRequest, on_admitted: Callable[[], object] = bool) -> Walk:
         task = self.tasks[request.task]
@@ -265,7 +266,10 @@ class Pipeline:
                 draw=self.draw,
             )
             if isinstance(step, attempts.GiveUp):
-                raise step.error
+                try:
+                    raise step.error
+                finally:
+                    del step  # as in `handle`
             walk.check_turn()
             if not walk.faults and not (walk.request.sequence and walk.rules.switches):
                 return step
@@ -416,3 +420,5 @@ class Pipeline:
         if walk.shadow is not None:
             walk.shadow.ended(route=walk.route, timing=timing, usage=usage, error=error, plan=walk.plan)
         self.observer.ended(walk.record(timing, error))
+        for attempt in walk.attempts:
+            attempt.forget()

@@ -100,14 +100,15 @@ async def in_time(timeout_s: float) -> AsyncGenerator[None, None]:
     async with asyncio.timeout(None) as bound:
         timer: asyncio.Handle
 
-        def late(turns_left: int) -> None:
+        def late(turns_left: int, again: Any) -> None:
             nonlocal timer
             if turns_left:
-                timer = loop.call_soon(late, turns_left - 1)
+                timer = loop.call_soon(again, turns_left - 1, again)
             else:
                 bound.reschedule(loop.time())
 
-        timer = loop.call_later(timeout_s, late, TURNS)
+        # It is given itself: by its own name it would be part of a cycle, left to the garbage collection.
+        timer = loop.call_later(timeout_s, late, TURNS, late)
         try:
             yield
         finally:

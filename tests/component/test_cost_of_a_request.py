@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,11 @@ def test_a_ceiling_is_told_where_it_is_broken_and_where_it_is_too_high(count, ce
     told = cost.complaint("chat", costing(count), ceiling)
     assert (said in told) if said else not told
     assert not told or "--write" in told or "gateway/a.py:1 a" in told
+
+
+def test_a_request_that_leaves_garbage_is_told():
+    assert not cost.complaint("chat", replace(costing(100), garbage=cost.MOST_GARBAGE), 100)
+    assert "leaves 6 objects" in cost.complaint("chat", replace(costing(100), garbage=cost.MOST_GARBAGE + 1), 100)
 
 
 def test_ceilings_are_lowered_and_never_raised(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ CEILINGS: Final = ROOT / "tests" / "component" / "cost_ceilings.toml"
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"  # each has a bytecode of its own
 MARGIN: Final = 1.005  # a ceiling is so much above what was counted: some 100 instructions of a chat
 SLACK: Final = 0.97  # of its ceiling: below this there is room to forget a gain
+MOST_GARBAGE: Final = 5  # objects of a request: timers leave some too; one that is in a cycle drags dozens along
 TOP: Final = 40
 HEAD: Final = """\
 # The most bytecode instructions that a request of each hot path may cost, by Python's minor version. They only go down:
@@ -84,6 +85,8 @@ def complaint(name: str, cost: Cost, ceiling: int | None) -> str:
         cost.instructions,
         f"`python -m tests.kit.cost {name}` shows where they are, before and after a change",
     )
+    if cost.garbage > MOST_GARBAGE:
+        return f"{name}: leaves {cost.garbage} objects in cycles; `python -m tests.bench.stalls` shows which"
     if ceiling is None:
         return f"{name}: costs {count:,} instructions, and has no ceiling for Python {PYTHON}: add --write"
     if count > ceiling:

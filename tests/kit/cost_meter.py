@@ -75,10 +75,14 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one request: its instructions, and those of each function, the dearest first."""
+    """Of one request: its instructions, and those of each function, the dearest first.
+
+    `garbage`: objects that it leaves in cycles, which only a search for garbage frees.
+    """
 
     instructions: int
     functions: Mapping[str, int]
+    garbage: int = 0
 
 
 def cost_of(readings: Sequence[Counter[str]]) -> Cost:
