@@ -17,6 +17,8 @@ from gateway.settings import EXIT_CONFIG, ConfigError, Settings, load_settings
 from gateway.stopping import stop_on_signals
 from gateway.wiring import configure_logging, data_plane
 
+SWITCH_S = 0.0005  # a model's thread waits so long for a busy event loop each time that it comes back from torch
+
 
 async def work(settings: Settings, listener_fd: int) -> None:
     """Serve the data plane on the parent's socket until a signal, or until the parent is gone."""
@@ -36,6 +38,7 @@ async def work(settings: Settings, listener_fd: int) -> None:
         gc.collect(1)  # of the newest alone: to look through all that was imported takes as long as importing numpy
         gc.freeze()  # what is there now stays; searching through it for garbage would only hold requests up
         gc.set_threshold(20_000, 20, 50)  # a request makes hundreds of objects that die by themselves
+        sys.setswitchinterval(SWITCH_S)
         await serve_app(app, [listener], stop, drain_s=server.drain_timeout_s, max_message_bytes=server.max_body_bytes)
 
 
