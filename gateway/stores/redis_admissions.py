@@ -127,7 +127,9 @@ class RedisAdmissions:
     def settle(self, ask: Ask, *, tokens: int, nano_usd: int) -> None:
         """Give back and put right."""
         self._open.pop(ask.id, None)
-        self._steps.settle(ask.owner, ask.id, spent_of(ask.takes, tokens=tokens, nano_usd=nano_usd))
+        spent = spent_of(ask.takes, tokens=tokens, nano_usd=nano_usd)
+        can_wait = not ask.queue and not any(take.form == "places" for take in ask.takes)
+        self._steps.settle(ask.owner, ask.id, spent, can_wait=can_wait)
 
     def _ask(self, wanted: Wanted) -> Ask:
         ordering_key = wanted.ordering_key.encode(

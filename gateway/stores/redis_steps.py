@@ -4,6 +4,9 @@ While one round trip is under way, new steps wait and go with the next, those of
 needs one connection and a fraction of the work per admission. After a failure Redis is left alone for a second; then
 one step tries it.
 
+A settlement that nobody waits for, as what it gives back is a part of a rate or a budget, goes with the next asks, or
+after `SETTLED_SOON_S`: a worker with little to do would else ask Redis twice for each request.
+
 An ask whose answer is lost, or comes for nobody, may have been admitted: it is settled with nothing used up. A
 settlement is repeated until Redis has answered, or until its lease has given all back long since.
 """
@@ -23,10 +26,12 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from gateway.core.admissions import Ask, Reply, Standing
 from gateway.core.rate_limit import Form, Row, Take, boundaries_us
 from gateway.ports import StoreObserver
-from gateway.stores.redis_script import UNREACHABLE, in_time, load_script, nobody, timed
+from gateway.stores.redis_link import Link
+from gateway.stores.redis_script import UNREACHABLE, in_time, load_script, nobody
 
 RETRY_AFTER_S = 1.0  # how long Redis is left alone after a failure
 MAX_TOGETHER: Final = 256  # steps in one round trip; bounds how long Redis is kept busy by one worker
+SETTLED_SOON_S: Final = 0.005
 SETTLED_WITHIN_S: Final = 60.0  # six leases
 CLOSED_WITHIN_S: Final = 0.25
 _WORDS: Final[dict[Form, str]] = {"rate": "rate", "places": "places", "budget": "spent"}
@@ -55,6 +60,7 @@ class Steps:
         observer: StoreObserver = nobody,
     ) -> None:
         self._client = client
+        self._link = Link(client)
         self._prefix = prefix
         self._heard = heard
         self._timeout_s = timeout_s
@@ -66,6 +72,8 @@ class Steps:
         self._now_us: int | None = None  # the instant, where it is not Redis's own: in tests
         self._ends: dict[str, tuple[int, int, int]] = {}
         self._sender: asyncio.Task[None] | None = None
+        self._is_due = False  # some settlement must not wait for the next asks
+        self._soon: asyncio.TimerHandle | None = None
         self._is_down = False
         self._is_closed = False
         self._try_at_s = 0.0
@@ -98,16 +106,29 @@ class Steps:
                 self.flush()
             raise
 
-    def settle(self, owner: str, admission: str, spent: Sequence[int]) -> None:
-        """It has ended. Never waits, never raises."""
-        if not self._is_closed:
-            self._to_settle(owner, admission, spent)
+    def settle(self, owner: str, admission: str, spent: Sequence[int], *, can_wait: bool = False) -> None:
+        """It has ended. Never waits, never raises. `can_wait`: a moment, for the next asks."""
+        if self._is_closed:
+            return
+        self._to_settle(owner, admission, spent)
+        if not can_wait:
             self.flush()
+        elif self._sender is None:
+            self._flush_soon()
 
     def flush(self) -> None:
-        """Send settlements that have waited for Redis, if it may be asked now."""
-        if self._settlements and self._sender is None and self.may_try():
+        """Send settlements that have waited, if Redis may be asked now."""
+        self._is_due = bool(self._settlements)
+        if self._is_due and self._sender is None and self.may_try():
             self._start()
+
+    def _flush_soon(self) -> None:
+        if self._soon is None and not self._is_closed:
+            self._soon = asyncio.get_running_loop().call_later(SETTLED_SOON_S, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._soon = None
+        self.flush()
 
     async def renew(self, admissions: Mapping[str, Sequence[str]]) -> tuple[dict[str, Standing], float]:
         """Keep those of each owner for another lease: how they stand, as far as is told, and when Redis was asked.
@@ -117,8 +138,7 @@ class Steps:
         sent_s, standings = asyncio.get_running_loop().time(), dict[str, Standing]()
         try:
             for calls in _renewals(admissions):
-                async with in_time(self._timeout_s):
-                    replies = await self._round_trip(calls)
+                replies = await self._round_trip(calls)
                 for call, reply in zip(calls, replies, strict=True):
                     if not isinstance(reply, RedisError):
                         self._hear(reply[1])
@@ -130,11 +150,15 @@ class Steps:
     async def close(self) -> None:
         """Stop: asks that wait have no answer, settlements are tried once more. The client stays its owner's."""
         self._is_closed = True
+        if self._soon is not None:
+            self._soon.cancel()
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
         self._is_down, self._timeout_s = False, min(self._timeout_s, CLOSED_WITHIN_S)
+        self._is_due = bool(self._settlements)
         await self._send_all()
+        await self._link.close()
 
     def _start(self) -> None:
         if self._sender is None and not self._is_closed:
@@ -143,10 +167,13 @@ class Steps:
     async def _send_all(self) -> None:
         """Send what waits until nothing does, or Redis fails. Every ask gets an answer, whatever happens here."""
         try:
-            while self._asks or self._settlements:
+            while self._asks or self._is_due:
                 await self._send_some()
                 if self._is_down:
                     break
+            else:
+                if self._settlements:
+                    self._flush_soon()
         finally:
             self._sender = None
             for waiting in self._asks:
@@ -155,16 +182,21 @@ class Steps:
 
     async def _send_some(self) -> None:
         """One round trip. On failure all that are in it are answered at once, so that none waits twice."""
-        now_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
         asks = [waiting for waiting in self._asks[:MAX_TOGETHER] if not waiting.answered.done()]
         settlements = [one for one in self._settlements[:MAX_TOGETHER] if one.until_s > now_s]
         del self._asks[:MAX_TOGETHER], self._settlements[:MAX_TOGETHER]
+        self._is_due = self._is_due and bool(self._settlements)
         calls = _by_owner(settlements, asks)
         try:
             if calls:
-                with timed(self._observer, "admit"):
-                    async with in_time(self._timeout_s):
-                        replies = await self._round_trip(calls)
+                try:
+                    replies = await self._round_trip(calls)
+                except UNREACHABLE:
+                    self._observer("admit", None)
+                    raise
+                self._observer("admit", loop.time() - now_s)
                 self._told(calls, replies, now_s)
         except UNREACHABLE as error:
             self._failed(error)
@@ -177,7 +209,20 @@ class Steps:
                         self._undo(waiting.ask)
 
     async def _round_trip(self, calls: Sequence["_Call"]) -> list[Any]:
-        """The script's reply, or its `ResponseError`, for each call."""
+        """The script's reply, or its `ResponseError`, for each call. Raises `UNREACHABLE`, in time."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._timeout_s
+        if len(calls) == 1:  # as all lie together, but in a cluster
+            words = self._words(calls[0])
+            reply = await self._link.call("EVALSHA", self._script.sha, *words, timeout_s=self._timeout_s)
+            if reply is not None:
+                return [reply]
+        async with in_time(until_s - loop.time()):
+            replies = await self._by_library(calls)
+        self._link.open()
+        return replies
+
+    async def _by_library(self, calls: Sequence["_Call"]) -> list[Any]:
         replies = await self._run(calls, by_source=False)
         forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if forgotten:  # Redis restarted: nothing of these has run
@@ -270,8 +315,7 @@ class Steps:
             _log.warning("limiter_degraded", extra={"error": type(error).__name__})
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """One ask on its way; its future holds the answer, or None where Redis could not tell."""
 
     ask: Ask
@@ -330,7 +374,7 @@ def _reply(now_us: int, flat: Sequence[int]) -> Reply:
     return Reply(
         admitted=flat[0] == 1,
         now_us=now_us,
-        rows=tuple(Row(passed=flat[i] == 1, value=flat[i + 1], until_us=flat[i + 2]) for i in range(4, len(flat), 3)),
+        rows=tuple([Row(flat[i] == 1, flat[i + 1], flat[i + 2]) for i in range(4, len(flat), 3)]),
         ticket=flat[1],
         ahead=flat[2],
         is_queue_full=flat[3] == 1,

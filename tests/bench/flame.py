@@ -49,6 +49,7 @@ STEPS: Final[Sequence[tuple[str, str]]] = (  # the first that fits; paths below 
     ("gateway/core/admissions.py", "2 admit"),
     ("gateway/stores/redis_admissions.py", "2 admit"),
     ("gateway/stores/redis_steps.py", "2 admit"),
+    ("gateway/stores/redis_link.py", "2 admit"),
     ("gateway/stores/redis_script.py", "2 admit"),
     ("gateway/estimates.py", "tokens, estimated and counted"),
     ("gateway/core/tokens.py", "tokens, estimated and counted"),

@@ -1,11 +1,12 @@
 """Lua == Python: `admissions.lua` on a real Redis against `core.admissions.Book` on random histories, state and all."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -196,6 +197,15 @@ class Player:
         return {key: value for key, value in told.items() if self.counts(key, value)}
 
 
+@contextlib.asynccontextmanager
+async def playing(client: Redis) -> AsyncIterator[Player]:
+    player = Player(client)
+    try:
+        yield player
+    finally:
+        await player.steps.close()
+
+
 def held_of(one: Any) -> list[str]:
     words = {"rate": "rate", "places": "places", "budget": "spent"}
     told = [one.queue]
@@ -222,9 +232,9 @@ def client(redis_server: RedisServer, runner: asyncio.Runner) -> Iterator[Redis]
 @given(history=histories)
 def test_lua_equals_the_book_on_random_histories(client, runner, history):
     async def play() -> None:
-        player = Player(client)
-        for one in history:
-            await player.play(*one)
+        async with playing(client) as player:
+            for one in history:
+                await player.play(*one)
 
     runner.run(play())
 
@@ -238,16 +248,16 @@ def test_of_many_dead_leases_each_step_gives_some_back(client, runner):
     crowd = [(OWNERS[0], [TAKES[-1]], "q", 400, False) for _ in range(300)]
 
     async def play() -> None:
-        player = Player(client)
-        await player.play(0, [], [], crowd[:40])
-        await player.play(minutes, [], [], [(OWNERS[0], [], "", 0, False)])
-        assert len(player.book._owners[OWNERS[0]].open) == 40 - 16
-        await player.play(0, [], [], [(OWNERS[0], [place], "q", 400, False)] * 3)
-        await player.play(0, [], [], [(OWNERS[0], [], "q", 400, False)] * 270)
-        await player.play(minutes, [], [5], [])
-        assert len(player.book._owners[OWNERS[0]].open) > 1
-        await player.play(0, [], [5], [])
-        assert len(player.book._owners[OWNERS[0]].open) == 1
+        async with playing(client) as player:
+            await player.play(0, [], [], crowd[:40])
+            await player.play(minutes, [], [], [(OWNERS[0], [], "", 0, False)])
+            assert len(player.book._owners[OWNERS[0]].open) == 40 - 16
+            await player.play(0, [], [], [(OWNERS[0], [place], "q", 400, False)] * 3)
+            await player.play(0, [], [], [(OWNERS[0], [], "q", 400, False)] * 270)
+            await player.play(minutes, [], [5], [])
+            assert len(player.book._owners[OWNERS[0]].open) > 1
+            await player.play(0, [], [5], [])
+            assert len(player.book._owners[OWNERS[0]].open) == 1
 
     runner.run(play())
 
@@ -256,12 +266,12 @@ def test_what_was_spent_in_a_period_that_is_over_is_put_right_in_none(client, ru
     spending = (OWNERS[0], [take("usd", 333_333_333_333_333)], "", 0, False)
 
     async def play() -> None:
-        player = Player(client)
-        await player.play(0, [], [], [spending])
-        await player.play(24 * 60, [], [0], [])
-        await player.play(0, [], [], [spending])
-        await player.play(0, [(1, 90)], [], [])
-        await player.play(0, [(0, 90)], [], [])
+        async with playing(client) as player:
+            await player.play(0, [], [], [spending])
+            await player.play(24 * 60, [], [0], [])
+            await player.play(0, [], [], [spending])
+            await player.play(0, [(1, 90)], [], [])
+            await player.play(0, [(0, 90)], [], [])
 
     runner.run(play())
 
