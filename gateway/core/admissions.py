@@ -257,10 +257,8 @@ def _standing(own: _Owner, admission: str) -> Standing:
 
 def verdict_of(ask: Ask, reply: Reply) -> Verdict:
     """What a reply means for the caller."""
-    told = verdict(ask.takes, reply.rows, now_us=reply.now_us, admitted=reply.admitted)
-    if reply.is_queue_full and told.refused_by is None:
-        return replace(told, is_queue_full=True)
-    return replace(told, ticket=reply.ticket) if reply.ticket else told
+    told = verdict(ask.takes, reply.rows, now_us=reply.now_us, admitted=reply.admitted, ticket=reply.ticket or None)
+    return replace(told, is_queue_full=True) if reply.is_queue_full and told.refused_by is None else told
 
 
 def refusal(told: Verdict) -> GatewayError:

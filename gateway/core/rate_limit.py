@@ -98,7 +98,16 @@ def takes(counted: Sequence[Take], *, tokens: int, nano_usd: int) -> tuple[Take,
     amounts = {"tokens": tokens, "usd": nano_usd}
     return tuple(
         [
-            take._replace(cost=cost_of(take.limit, amounts[take.limit.kind])) if take.limit.kind in amounts else take
+            Take(
+                take.key,
+                take.limit,
+                cost_of(take.limit, amounts[take.limit.kind]),
+                take.bound,
+                take.is_held,
+                take.parts,
+            )
+            if take.limit.kind in amounts
+            else take
             for take in counted
         ]
     )
@@ -178,39 +187,42 @@ def spent_of(taken: Iterable[Take], *, tokens: int, nano_usd: int) -> list[int]:
 # --- what counters say ---------------------------------------------------------------------------
 
 
-def verdict(taken: Sequence[Take], rows: Sequence[Row], *, now_us: int, admitted: bool) -> Verdict:
+def verdict(
+    taken: Sequence[Take], rows: Sequence[Row], *, now_us: int, admitted: bool, ticket: int | None = None
+) -> Verdict:
     """One verdict over all counters. `rows` are in the order of `taken`; of one not `admitted` nothing was taken."""
-    told: Iterable[tuple[Take, Row]] = zip(taken, rows, strict=True)
     if not admitted:
-        told = ((take, row._replace(value=row.value - take.cost) if row.passed else row) for take, row in told)
-    states = tuple([_state(take, row, now_us) for take, row in told])
+        both = zip(taken, rows, strict=True)
+        rows = [row._replace(value=row.value - take.cost) if row.passed else row for take, row in both]
+    states = tuple([_state(take, row, now_us) for take, row in zip(taken, rows, strict=True)])
     if admitted:
-        return Verdict(allowed=True, states=states)
+        return Verdict(allowed=True, states=states, ticket=ticket)
     refused = [state for state in states if state.is_refused]
     longest = max(refused, key=lambda state: (state.is_hopeless, state.retry_after_us), default=None)
     return Verdict(allowed=False, states=states, refused_by=longest)
 
 
 def _state(take: Take, row: Row, now_us: int) -> LimitState:
-    limit, value, is_hopeless = take.limit, row.value, take.cost > take.bound
-    reset_us = retry_after_us = 0
-    if take.form == "rate":
-        left_us, period_us = (now_us + take.bound - value) // take.parts, PERIODS_US[limit.per]
-        remaining = left_us // cost_of(limit, 1) if limit.kind == "requests" else left_us * limit.amount // period_us
-        reset_us = max(0, value - now_us)
-        retry_after_us = reset_us + take.cost - take.bound
+    _, limit, cost, bound, _, parts = take
+    passed, value, until_us = row
+    kind, reset_us, retry_after_us = limit.kind, 0, 0
+    if kind in ("requests", "tokens"):
+        left_us, period_us = (now_us + bound - value) // parts, PERIODS_US[limit.per]
+        remaining = (
+            left_us // -(-period_us // limit.amount) if kind == "requests" else left_us * limit.amount // period_us
+        )
+        reset_us = value - now_us if value > now_us else 0
+        retry_after_us = reset_us + cost - bound
     else:
-        remaining = take.bound - value
-        if take.form == "budget":
-            reset_us = retry_after_us = row.until_us - now_us
-    return LimitState(
-        limit=limit,
-        remaining=max(0, remaining),
-        reset_us=reset_us,
-        is_refused=not row.passed,
-        is_hopeless=is_hopeless,
-        retry_after_us=0 if row.passed or is_hopeless else retry_after_us,
-    )
+        remaining = bound - value
+        if kind == "usd":
+            reset_us = retry_after_us = until_us - now_us
+    remaining = max(remaining, 0)
+    if passed:
+        return LimitState(limit, remaining, reset_us)
+    if cost > bound:
+        return LimitState(limit, remaining, reset_us, is_refused=True, is_hopeless=True)
+    return LimitState(limit, remaining, reset_us, is_refused=True, retry_after_us=retry_after_us)
 
 
 def name_of(limit: Limit) -> str:
