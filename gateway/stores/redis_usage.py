@@ -12,6 +12,7 @@ number, and the script books a number of a worker once (`lua/book_usage.lua`). R
 import dataclasses
 import json
 import logging
+import operator
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,9 +92,9 @@ class RedisUsage(Flushing):
         if record.route is None or (record.error is not None and record.usage == Usage()):
             return
         name = (record.tenant, record.task, record.route.backend, record.route.model)
-        sums = self._counts.setdefault(self._today(), {}).setdefault(name, [0] * len(COUNTS))
-        for i, count in enumerate(_counts(record)):
-            sums[i] += count
+        counts = self._counts.setdefault(self._today(), {})
+        sums = counts.get(name) or counts.setdefault(name, [0] * len(COUNTS))
+        counts[name] = list(map(operator.add, sums, _counts(record)))
 
     async def _write(self) -> bool:
         """The oldest day first. What Redis does not take waits on."""
@@ -169,16 +170,14 @@ def _rows(day: date, fields: Mapping[bytes, bytes]) -> Iterator[UsageRow]:
         yield UsageRow(day=day, tenant=tenant, task=task, backend=backend, model=model, **found[name])
 
 
-def _counts(record: RequestRecord) -> Iterator[int]:
+def _counts(record: RequestRecord) -> tuple[int, ...]:
     """One request's, in the order of `COUNTS`."""
     usage = record.usage
-    yield 1
-    yield int(record.error is not None)
-    for told in (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens):
-        yield _bounded(told)
-    yield int(usage.is_estimated)
-    yield _bounded(usage.cost_nano_usd)
+    told = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
+    tokens = [_bounded(count) if count else 0 for count in told]
+    cost = _bounded(usage.cost_nano_usd or 0)
+    return (1, int(record.error is not None), *tokens, int(usage.is_estimated), cost)
 
 
-def _bounded(told: int | None) -> int:
-    return min(max(told or 0, 0), LARGEST)
+def _bounded(told: int) -> int:
+    return min(max(told, 0), LARGEST)

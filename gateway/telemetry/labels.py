@@ -1,6 +1,6 @@
 """Labels that callers cannot multiply: what neither the rules nor the servers know is counted as `other`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -8,6 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from gateway.core.models import ModelFigures
 from gateway.core.rules import ANY, RuleSet
 from gateway.core.watching.record import RequestRecord
+from gateway.telemetry.cells import counting
 
 NONE: Final = "none"
 """There is no such thing: a request that was refused at the door has no backend."""
@@ -22,16 +23,16 @@ At = tuple[str, str, str]
 _NOWHERE: Final[At] = (NONE, NONE, NONE)
 
 
-class Children(dict[tuple[str, ...], Metric], Generic[Metric]):
-    """A metric's children by their labels: the library takes a lock and checks names at each `labels`."""
+class Children(dict[tuple[str, ...], Callable[[float], None]], Generic[Metric]):
+    """What counts into a metric's child, by its labels: the library takes a lock and checks names at each `labels`."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__()
         self._metric = metric
 
-    def __missing__(self, labels: tuple[str, ...]) -> Metric:
-        child = self[labels] = self._metric.labels(*labels)
-        return child
+    def __missing__(self, labels: tuple[str, ...]) -> Callable[[float], None]:
+        count = self[labels] = counting(self._metric.labels(*labels))
+        return count
 
 
 class Known:

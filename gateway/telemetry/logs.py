@@ -124,7 +124,7 @@ def _line(record: RequestRecord) -> str:
         "total_ms": record.total_us / 1000,
         "stream": record.stream,
     }
-    fields.update(_decided(record))
+    _add_decided(fields, record)
     if record.timing:
         fields["backend_ms"] = record.timing.backend_us / 1000
     if queue_us := sum([tried.gate_us for tried in record.tried]):
@@ -133,7 +133,7 @@ def _line(record: RequestRecord) -> str:
         fields["ordering_ms"] = record.ordering_us / 1000
     if record.first_token_us is not None:
         fields["first_token_ms"] = record.first_token_us / 1000
-    fields.update(_used(record.usage))
+    _add_used(fields, record.usage)
     if detail := record.detail:
         fields["detail"] = detail[:MAX_DETAIL]
     if record.degraded:
@@ -158,13 +158,11 @@ def _second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _decided(record: RequestRecord) -> Mapping[str, Any]:
+def _add_decided(fields: dict[str, Any], record: RequestRecord) -> None:
     """Where it went, by what, and why not elsewhere."""
-    fields: dict[str, Any] = {}
     if record.route:
         route = record.route
-        place = Place(backend=route.backend, model=route.model, version=route.version, replica=route.replica)
-        fields["route"] = str(place)
+        fields["route"] = _place(route.backend, route.model, route.version, route.replica)
         fields["attempts"] = route.attempts
     if record.rule:
         fields["rule"], fields["revision"] = record.rule, record.revision
@@ -174,20 +172,27 @@ def _decided(record: RequestRecord) -> Mapping[str, Any]:
         fields["reasons"] = reasons
     if record.refused_by:
         fields["switch"] = record.refused_by
-    return fields
 
 
-def _used(usage: Usage) -> Mapping[str, Any]:
+@functools.lru_cache(maxsize=1024)
+def _place(backend: str, model: str, version: str, replica: str) -> str:
+    return str(Place(backend=backend, model=model, version=version, replica=replica))
+
+
+def _add_used(fields: dict[str, Any], usage: Usage) -> None:
     """What is known of it."""
-    known: dict[str, Any] = {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
-        "estimated": usage.is_estimated or None,
-        "cost_usd": None if usage.cost_nano_usd is None else usage.cost_nano_usd / NANO_USD_PER_USD,
-    }
-    return {name: value for name, value in known.items() if value is not None}
+    if usage.input_tokens is not None:
+        fields["input_tokens"] = usage.input_tokens
+    if usage.output_tokens is not None:
+        fields["output_tokens"] = usage.output_tokens
+    if usage.cached_tokens is not None:
+        fields["cached_tokens"] = usage.cached_tokens
+    if usage.reasoning_tokens is not None:
+        fields["reasoning_tokens"] = usage.reasoning_tokens
+    if usage.is_estimated:
+        fields["estimated"] = True
+    if usage.cost_nano_usd is not None:
+        fields["cost_usd"] = usage.cost_nano_usd / NANO_USD_PER_USD
 
 
 def _ascii_json(fields: Mapping[str, Any]) -> str:

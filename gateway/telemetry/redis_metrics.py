@@ -36,6 +36,6 @@ class RedisMetrics:
     def __call__(self, operation: str, took_s: float | None) -> None:
         """See `ports.StoreObserver`."""
         if took_s is not None:
-            self._seconds[operation,].observe(took_s)
+            self._seconds[operation,](took_s)
         if operation == POLL:
             self._up.set(took_s is not None)

@@ -40,6 +40,6 @@ class RefusalMetrics:
         if error is None:
             return
         if error.verdict is not None and (hit := error.verdict.refused_by) is not None:
-            self._limited[record.task, hit.limit.kind, hit.limit.per or NONE].inc()
+            self._limited[record.task, hit.limit.kind, hit.limit.per or NONE](1)
         if record.blocked_scope:
-            self._blocked[record.task, record.blocked_scope].inc()
+            self._blocked[record.task, record.blocked_scope](1)

@@ -96,41 +96,39 @@ class RequestMetrics:
 
     def began(self, task: str) -> None:
         """A request entered the walk."""
-        self._in_flight[task,].inc()
+        self._in_flight[task,](1)
 
     def ended(self, record: RequestRecord, at: At) -> None:
         """It left it, having been answered or tried last at `at`."""
         task, place = record.task, (record.task, at[0])
-        self._in_flight[task,].dec()
-        self._requests[task, *at, self._names.rule(record.rule), record.code].inc()
+        self._in_flight[task,](-1)
+        self._requests[task, *at, self._names.rule(record.rule), record.code](1)
         total_s = record.total_us / 1e6
-        self._duration[place].observe(total_s)
+        self._duration[place](total_s)
         self._exemplars.seen(place, total_s, record.trace)
         if at[0] != NONE and record.timing:
-            self._backend_duration[place].observe(record.timing.backend_us / 1e6)
+            self._backend_duration[place](record.timing.backend_us / 1e6)
         waited_us = self._tried(record)
         if record.ordering_us:
-            self._ordering_wait[task,].observe(record.ordering_us / 1e6)
+            self._ordering_wait[task,](record.ordering_us / 1e6)
         if record.timing and not record.recalled:  # what is given again may have waited for another request's answer
             own_us = record.total_us - record.timing.backend_us - waited_us - record.ordering_us
-            self._overhead[task,].observe(
-                max(0, own_us) / 1e6
-            )  # waits at the same time (a hedge's, a turn's) count twice
+            self._overhead[task,](max(0, own_us) / 1e6)  # waits at the same time (a hedge's, a turn's) count twice
         if record.recalled:
-            self._recalls[task, record.recalled].inc()
+            self._recalls[task, record.recalled](1)
 
     def _tried(self, record: RequestRecord) -> int:
         """Count its attempts. How long they waited for full servers, in microseconds."""
         waited_us = 0
         for place, outcome, gate_us in record.tried:
-            self._attempts[record.task, place.backend, outcome].inc()
+            self._attempts[record.task, place.backend, outcome](1)
             if gate_us:
                 waited_us += gate_us
-                self._queue_wait[record.task, place.backend].observe(gate_us / 1e6)
+                self._queue_wait[record.task, place.backend](gate_us / 1e6)
         if record.faults:
-            self._failed_attempts[record.task,].inc(len(record.faults))
+            self._failed_attempts[record.task,](len(record.faults))
         return waited_us
 
     def refused(self, record: RequestRecord) -> None:
         """A request was refused at the door; its task is known to exist, or empty."""
-        self._requests[record.task or NONE, NONE, NONE, NONE, NONE, record.code].inc()
+        self._requests[record.task or NONE, NONE, NONE, NONE, NONE, record.code](1)

@@ -72,14 +72,14 @@ class UsageMetrics:
         usage, place = record.usage, (record.task, backend)
         if record.first_token_us is not None and backend != NONE:
             first_token_s = record.first_token_us / 1e6
-            self._first_token[place].observe(first_token_s)
+            self._first_token[place](first_token_s)
             self._exemplars.seen(place, first_token_s, record.trace)
             made = usage.output_tokens or 0
             if made > 1 and record.error is None:
-                self._inter_token[place].observe((record.total_us - record.first_token_us) / 1e6 / (made - 1))
+                self._inter_token[place]((record.total_us - record.first_token_us) / 1e6 / (made - 1))
         self._used(record.task, usage)
         if usage.cost_nano_usd is not None:
-            self._cost[place].inc(usage.cost_nano_usd / NANO_USD_PER_USD)
+            self._cost[place](usage.cost_nano_usd / NANO_USD_PER_USD)
 
     def _used(self, task: str, usage: Usage) -> None:
         for direction, count in (
@@ -89,6 +89,6 @@ class UsageMetrics:
             ("reasoning", usage.reasoning_tokens),
         ):
             if count and count > 0:
-                self._tokens[task, direction].inc(count)
+                self._tokens[task, direction](count)
         if usage.is_estimated:
-            self._estimated[task,].inc()
+            self._estimated[task,](1)
