@@ -128,7 +128,7 @@ class RedisAdmissions:
         """Give back and put right."""
         self._open.pop(ask.id, None)
         spent = spent_of(ask.takes, tokens=tokens, nano_usd=nano_usd)
-        can_wait = not ask.queue and not any(take.form == "places" for take in ask.takes)
+        can_wait = not ask.queue and "concurrent" not in [take.limit.kind for take in ask.takes]
         self._steps.settle(ask.owner, ask.id, spent, can_wait=can_wait)
 
     def _ask(self, wanted: Wanted) -> Ask:

@@ -24,17 +24,17 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.core.admissions import Ask, Reply, Standing
-from gateway.core.rate_limit import Form, Row, Take, boundaries_us
+from gateway.core.rate_limit import Row, Take, boundaries_us
 from gateway.ports import StoreObserver
 from gateway.stores.redis_link import Link
 from gateway.stores.redis_script import UNREACHABLE, in_time, load_script, nobody
 
 RETRY_AFTER_S = 1.0  # how long Redis is left alone after a failure
 MAX_TOGETHER: Final = 256  # steps in one round trip; bounds how long Redis is kept busy by one worker
-SETTLED_SOON_S: Final = 0.005
+SETTLED_SOON_S: Final = 0.002
 SETTLED_WITHIN_S: Final = 60.0  # six leases
 CLOSED_WITHIN_S: Final = 0.25
-_WORDS: Final[dict[Form, str]] = {"rate": "rate", "places": "places", "budget": "spent"}
+_WORDS: Final = {"requests": "rate", "tokens": "rate", "concurrent": "places", "usd": "spent"}
 
 _log = logging.getLogger(__name__)
 
@@ -261,8 +261,9 @@ class Steps:
     def _add(self, ask: Ask, words: list[Any]) -> None:
         words += ("admit", ask.id, len(ask.takes), ask.queue_bound if ask.queue else "")
         for take in ask.takes:
-            word = _WORDS[take.form]
-            words += (word, take.key, take.cost, take.bound, take.is_held)
+            key, limit, cost, bound, is_held, _ = take
+            word = _WORDS[limit.kind]
+            words += (word, key, cost, bound, is_held)
             if word == "spent":
                 words += self._ends_us(take)
         if ask.queue:
