@@ -9,7 +9,7 @@ A little longer than others: one request is read here from top to bottom.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +30,7 @@ from gateway.core.errors import (
 from gateway.core.loads import LoadBoard
 from gateway.core.replicas import FEW, Draw, ReplicaLoads
 from gateway.core.routing import Plan
-from gateway.core.rules.matching import Circumstances
+from gateway.core.rules.matching import MEMO, Circumstances
 from gateway.core.switches import blocked
 from gateway.core.types import Event, Finished, InferenceRequest, Part, Place, Started
 from gateway.estimates import Estimate
@@ -215,7 +215,7 @@ class Pipeline:
         walk.routing_us = self.clock()
         if walk.rules is not self.rules.current():
             self._take_rule(walk)
-        plan = walk.plan = self._planned(walk, is_brief=True)
+        plan = walk.plan = self._settled(walk)
         if walk.request.sequence is not None:  # what has begun goes on where its state is
             walk.plan = await self.sequences.route(walk.request, plan)
             if walk.plan is plan:  # no state of it is kept anywhere that a drain would have to spare
@@ -376,6 +376,28 @@ class Pipeline:
             is_brief=is_brief,
         )
         return routing.plan_by(walk.rule, rules.revision, walk.request, state)
+
+    def _settled(self, walk: Walk) -> Plan:
+        """The plan; the same one again where all is well and there is nothing to choose."""
+        rules, rule, request = walk.rules, walk.rule, walk.request
+        if rule is None or rules.switches or not self.board.is_quiet:
+            return self._planned(walk, is_brief=True)
+        key = (rule.name, request.model, request.version)
+        known: Plan | None = rules.plans.get(key)
+        if known is not None and not self._have_replicas(known.candidates):
+            return known
+        plan = self._planned(walk, is_brief=True)
+        if routing.is_settled(rule, plan):
+            if len(rules.plans) >= MEMO:  # callers name models themselves
+                rules.plans.clear()
+            rules.plans[key] = plan
+        return plan
+
+    def _have_replicas(self, places: Sequence[Place]) -> bool:
+        for place in places:  # noqa: SIM110 - `any` would make a generator for each request
+            if self.backends[place.backend].replicas():
+                return True
+        return False
 
     def is_refused(self, request: InferenceRequest) -> bool:
         """Whether a switch keeps such a request from being served now."""

@@ -103,6 +103,11 @@ class BreakerBoard:
         self._breakers: dict[Place, Breaker] = {}
         self._cooling: dict[Place, int] = {}
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether every place may be tried: nothing is known against any."""
+        return not self._breakers and not self._cooling
+
     def of(self, place: Place) -> Breaker:
         """The breaker of a place; one never heard of is closed."""
         return self._breakers.get(place, _CLOSED)

@@ -44,7 +44,7 @@ class Plan:
 
     def payload_for(self, place: Place, payload: OpenAIPayload) -> OpenAIPayload:
         """The caller's body with the fields that the target sets for this place alone. Never changes the one given."""
-        target = self.targets.get(place)
+        target = self.targets.get(place) if self.targets else None
         if target is None or not target.parameters:
             return payload
         merged: dict[str, Any] = {**payload.body, **target.parameters}
@@ -128,6 +128,12 @@ def plan_by(rule: Rule, revision: int, request: InferenceRequest, state: State) 
         hedge=rule.hedge,
         forced=state.forced,
     )
+
+
+def is_settled(rule: Rule, plan_: Plan) -> bool:
+    """Whether `plan_` is the one for every such request, as long as all its places are well and have no replicas."""
+    has_order = len(rule.split) == 1 or rule.strategy == "ordered"
+    return has_order and not plan_.refusals and not any(place.replica for place in plan_.candidates)
 
 
 def sticky_draw(rule: Rule, request: InferenceRequest) -> float | None:

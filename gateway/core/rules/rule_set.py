@@ -1,6 +1,7 @@
 """A set of rules under one revision, compiled once, with the switches that stand above it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.core.rules.matching import NOWHERE, Circumstances, PlanTable
 from gateway.core.rules.rule import Rule
@@ -18,9 +19,12 @@ class RuleSet:
     table: PlanTable = field(init=False, repr=False, compare=False)
     headers: frozenset[str] = field(init=False, repr=False, compare=False)
     """The names of those that its rules match on."""
+    plans: dict[tuple[str, str, str], Any] = field(init=False, repr=False, compare=False)
+    """What `core.routing` has settled once for all, by rule, and by the model and version that a request names."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", PlanTable(self.rules))
+        object.__setattr__(self, "plans", {})
         object.__setattr__(self, "headers", frozenset(name for rule in self.rules for name in rule.match.headers))
 
     def rule_of(self, request: InferenceRequest, at: Circumstances = NOWHERE) -> Rule | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.loads import Standing
 from gateway.core.replicas import ReplicaLoads
-from gateway.core.routing import Pool, State, only, plan
+from gateway.core.routing import Pool, State, is_settled, only, plan
 from gateway.core.rules import (
     MAX_RULES,
     RuleSet,
@@ -577,3 +577,27 @@ def test_a_strategy_that_orders_all_replicas_sees_all_of_them():
     made = plan(RuleSet(revision=7, rules=parse_rules([rule(split=[C], strategy="fastest")])), request(), state)
     assert {place.replica for place in asked} == set(many)
     assert len(made.candidates) == 10
+
+
+# --- plans that are the same for every request -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, True),
+        ({"split": [A1], "fallback": [B, C]}, True),
+        ({"split": [A1, A2], "strategy": "ordered"}, True),
+        ({"split": [{**A1, "weight": 1}, {**A2, "weight": 1}]}, False),
+        ({"split": [A1, A2], "strategy": "least_in_flight"}, False),
+    ],
+)
+def test_a_plan_is_settled_where_there_is_nothing_to_choose(fields: dict[str, Any], expected: bool):
+    (one,) = parse_rules([rule(**fields)])
+    assert is_settled(one, planned([rule(**fields)])) is expected
+
+
+def test_no_plan_is_settled_whose_places_are_down_or_replicas():
+    (one,) = parse_rules([rule(fallback=[C])])
+    assert not is_settled(one, planned([rule(fallback=[C])], down=("llm/big",)))
+    assert not is_settled(one, planned([rule()], loads={"triton": {"a": 0}}))
