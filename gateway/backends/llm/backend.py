@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 
 from gateway.backends.llm.codec import Codec, Encoded
 from gateway.backends.llm.engine_metrics import load_in
-from gateway.backends.llm.http_client import CONNECT_TIMEOUT_US, Exchange, HttpClient
+from gateway.backends.llm.http_client import CONNECT_TIMEOUT_US, HttpClient
 from gateway.backends.llm.http_connection import Connection, HttpError, Trouble
 from gateway.backends.llm.openai_faults import Waiting
 from gateway.core.errors import BackendError, Fault, FaultKind
@@ -32,7 +31,6 @@ SETTLE_S: Final = 0.02  # how long to wait after a stream's end for the end of t
 _OK: Final = 200
 _SERVER_ERROR: Final = 500
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-_PATH = re.compile(r"(?:/[A-Za-z0-9._~%:@!$&'()*+,;=-]*)+")
 
 _FAULTS: Final[Mapping[Trouble, Callable[[str], Fault]]] = {
     Trouble.UNREACHABLE: lambda text: Fault(kind=FaultKind.UNREACHABLE, message=text, is_server=True),
@@ -116,15 +114,19 @@ class LLMBackend:
         if not isinstance(payload, OpenAIPayload):
             raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="a tensor call to a generative backend"))
         request = self._codec.encode(payload, self._models.get(call.model, call.model))
-        if not _PATH.fullmatch(request.path):  # a model's name may stand in it
-            raise BackendError(Fault(kind=FaultKind.UNKNOWN_MODEL, message="no path can be made of the model's name"))
+        client = self._client(call.replica)
+        sent = _written(client, call, request)
+        begin_within_us = self._limits.first_token_us if request.stream else None
         try:
-            async with self._exchange(call, request, timeout_us) as response:
-                await self._refuse_unless_answer(response, request)
+            response = await client.send(sent, timeout_us=timeout_us, begin_within_us=begin_within_us)
+            try:
+                if response.status != _OK:
+                    raise BackendError(await self._fault(response))
                 if request.stream is None:
                     response.limit_silence(self._limits.idle_us / 1e6)
                     body = await response.read_all(MAX_ANSWER_BYTES)
                 else:
+                    await _refuse_unless_stream(response, request)
                     stream, has_begun = request.stream(), False
                     while not stream.is_done and (read := await response.read()) is not None:
                         for event in stream.feed(read):
@@ -135,22 +137,11 @@ class LLMBackend:
                         yield event
                     await _settle(response)
                     return
+            finally:
+                client.release(response)
         except HttpError as error:
             raise _translated(error) from error
         yield request.message(body)
-
-    def _exchange(self, call: BackendCall, request: Encoded, timeout_us: int) -> Exchange:
-        # The request id and the trace are safe in a header: the door lets no other through.
-        trace = "".join([f"{name}: {value}\r\n" for name, value in call.trace])
-        extra = f"content-type: application/json\r\nx-request-id: {call.request_id}\r\n{trace}".encode("ascii")
-        return self._client(call.replica).exchange(
-            "POST",
-            request.path,
-            body=request.body,
-            extra=extra,
-            timeout_us=timeout_us,
-            begin_within_us=self._limits.first_token_us if request.stream else None,
-        )
 
     def _begin(self, response: Connection, event: BackendEvent) -> bool:
         """Whether the answer has begun, with the first event that the caller sees: only pauses count from here on."""
@@ -211,16 +202,6 @@ class LLMBackend:
         if load is not None:
             self._loads[replica] = (time.monotonic(), load)
 
-    async def _refuse_unless_answer(self, response: Connection, request: Encoded) -> None:
-        """Raise `BackendError` unless the status is 200 and, where one was asked for, a stream of events follows."""
-        if response.status != _OK:
-            raise BackendError(await self._fault(response))
-        found = (response.header(b"content-type") or "").partition(";")[0].strip().lower()
-        if request.stream is not None and found != "text/event-stream":
-            request.message(await response.read_all(MAX_ANSWER_BYTES))  # an error in disguise says more than its type
-            text = f"asked for a stream, got {logged(found) or 'no content type'}"
-            raise BackendError(Fault(kind=FaultKind.BROKEN, message=text))
-
     async def _fault(self, response: Connection) -> Fault:
         """The fault behind a status. That alone says enough where its body does not come or cannot be read."""
         body = b""
@@ -235,6 +216,27 @@ class LLMBackend:
             date=response.header(b"date"),
         )
         return self._codec.fault(response.status, body, waiting)
+
+
+def _written(client: HttpClient, call: BackendCall, request: Encoded) -> bytes:
+    """The request as it is sent. Raises `BackendError` where a model's name, which may stand in a path, cannot."""
+    # The request id and the trace are safe in a header: the door lets no other through.
+    trace = "".join([f"{name}: {value}\r\n" for name, value in call.trace]) if call.trace else ""
+    extra = f"content-type: application/json\r\nx-request-id: {call.request_id}\r\n{trace}".encode("ascii")
+    try:
+        return client.post(request.path, extra=extra, body=request.body)
+    except ValueError:
+        text = "no path can be made of the model's name"
+        raise BackendError(Fault(kind=FaultKind.UNKNOWN_MODEL, message=text)) from None
+
+
+async def _refuse_unless_stream(response: Connection, request: Encoded) -> None:
+    """Raise `BackendError` unless a stream of events follows."""
+    found = (response.header(b"content-type") or "").partition(";")[0].strip().lower()
+    if found != "text/event-stream":
+        request.message(await response.read_all(MAX_ANSWER_BYTES))  # an error in disguise says more than its type
+        text = f"asked for a stream, got {logged(found) or 'no content type'}"
+        raise BackendError(Fault(kind=FaultKind.BROKEN, message=text))
 
 
 def _replicas(base_urls: Sequence[str]) -> Mapping[str, str]:

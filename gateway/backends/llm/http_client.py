@@ -20,6 +20,8 @@ from gateway.backends.llm.http_connection import Connection, HttpError, Trouble
 CONNECT_TIMEOUT_US: Final = 2_000_000
 IDLE_US: Final = 4_000_000  # below the 5 s after which uvicorn, and so vLLM, closes an idle connection
 MAX_IDLE: Final = 1024
+MAX_PATHS: Final = 256  # that are remembered; a model's name, which a caller may give, may stand in one
+_PATH = re.compile(r"(?:/[A-Za-z0-9._~%:@!$&'()*+,;=-]*)+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
 
@@ -27,37 +29,15 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
 class Exchange:
     """`async with client.exchange(...) as response`: leaving the block, however that happens, ends the exchange."""
 
-    def __init__(self, client: "HttpClient", request: bytes, *, timeout_us: int, begin_within_us: int | None) -> None:
+    def __init__(self, client: "HttpClient", request: bytes, *, timeout_us: int) -> None:
         self._client = client
         self._request = request
         self._timeout_us = timeout_us
-        self._begin_within_us = begin_within_us
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Connection:
-        now = asyncio.get_running_loop().time()
-        deadline = now + self._timeout_us / 1e6
-        begin_by = None if self._begin_within_us is None else now + self._begin_within_us / 1e6
-        kept = self._client.kept()
-        if kept is not None:
-            try:
-                return await self._sent_on(kept, deadline, begin_by)
-            except HttpError as error:
-                # The other side gave up the idle connection while we took it: no fault, and no word was answered.
-                if error.trouble is not Trouble.HUNG_UP or kept.has_begun:
-                    raise
-        return await self._sent_on(await self._client.connect(deadline), deadline, begin_by)
-
-    async def _sent_on(self, connection: Connection, deadline: float, begin_by: float | None) -> Connection:
-        is_open = False
-        self._connection = connection
-        try:
-            await connection.send(self._request, deadline, begin_by=begin_by)
-            is_open = True
-        finally:
-            if not is_open:
-                self._client.release(connection)
-        return connection
+        self._connection = await self._client.send(self._request, timeout_us=self._timeout_us)
+        return self._connection
 
     async def __aexit__(self, *_: object) -> None:
         if self._connection is not None:
@@ -85,46 +65,74 @@ class HttpClient:
         self._connect_timeout_us = connect_timeout_us
         self._fixed = _head_lines({"host": url.netloc, "accept-encoding": "identity", **headers})
         self._tls: ssl.SSLContext | None = None
+        self._posts: dict[str, bytes] = {}  # the beginnings of requests, by path
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
-    def exchange(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: bytes = b"",
-        extra: bytes = b"",
-        timeout_us: int,
-        begin_within_us: int | None = None,
-    ) -> Exchange:
-        """One request. `path` follows the base URL's; `extra` are whole header lines, each with its line end.
-
-        `begin_within_us` is the time until the caller says, by `Connection.limit_silence`, that the answer has begun.
-        """
-        return self._exchange(f"{method} {self._path}{path}", body, extra, timeout_us, begin_within_us)
+    def exchange(self, method: str, path: str, *, body: bytes = b"", extra: bytes = b"", timeout_us: int) -> Exchange:
+        """One request. `path` follows the base URL's; `extra` are whole header lines, each with its line end."""
+        length = b"content-length: %d\r\n" % len(body) if method == "POST" else b""
+        request = b"".join((self._begun(f"{method} {self._path}{path}"), extra, length, b"\r\n", body))
+        return Exchange(self, request, timeout_us=timeout_us)
 
     def get_from_root(self, path: str, *, timeout_us: int) -> Exchange:
         """A GET of what lies at the origin's root, and not behind the base URL."""
-        return self._exchange(f"GET {path}", b"", b"", timeout_us, None)
+        return Exchange(self, self._begun(f"GET {path}") + b"\r\n", timeout_us=timeout_us)
 
-    def _exchange(
-        self, target: str, body: bytes, extra: bytes, timeout_us: int, begin_within_us: int | None
-    ) -> Exchange:
-        head = f"{target} HTTP/1.1\r\n".encode("ascii")
-        length = b"content-length: %d\r\n" % len(body) if target.startswith("POST ") else b""
-        request = b"".join((head, self._fixed, extra, length, b"\r\n", body))
-        return Exchange(self, request, timeout_us=timeout_us, begin_within_us=begin_within_us)
+    def post(self, path: str, *, extra: bytes, body: bytes) -> bytes:
+        """A request for `send`, most of which is remembered; otherwise as `exchange`.
 
-    def kept(self) -> Connection | None:
+        Raises ValueError for a path that cannot be sent.
+        """
+        begun = self._posts.get(path)
+        if begun is None:
+            if not _PATH.fullmatch(path):
+                raise ValueError(f"'{path}' is no path")
+            if len(self._posts) >= MAX_PATHS:
+                self._posts.clear()
+            begun = self._posts[path] = self._begun(f"POST {self._path}{path}")
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (begun, extra, len(body), body)
+
+    def _begun(self, target: str) -> bytes:
+        """The part of a head that is always the same."""
+        return f"{target} HTTP/1.1\r\n".encode("ascii") + self._fixed
+
+    async def send(self, request: bytes, *, timeout_us: int, begin_within_us: int | None = None) -> Connection:
+        """The connection on which the answer's head has come; `release` must follow. Raises `HttpError`.
+
+        `begin_within_us` is the time until the caller says, by `Connection.limit_silence`, that the answer has begun.
+        """
+        now = asyncio.get_running_loop().time()
+        deadline = now + timeout_us / 1e6
+        begin_by = None if begin_within_us is None else now + begin_within_us / 1e6
+        kept = self.kept(now)
+        if kept is not None:
+            try:
+                return await self._sent_on(kept, request, deadline, begin_by)
+            except HttpError as error:
+                # The other side gave up the idle connection while we took it: no fault, and no word was answered.
+                if error.trouble is not Trouble.HUNG_UP or kept.has_begun:
+                    raise
+        return await self._sent_on(await self.connect(deadline), request, deadline, begin_by)
+
+    async def _sent_on(
+        self, connection: Connection, request: bytes, deadline: float, begin_by: float | None
+    ) -> Connection:
+        try:
+            await connection.send(request, deadline, begin_by=begin_by)
+        except BaseException:  # whatever ends the wait, a caller that leaves too
+            self.release(connection)
+            raise
+        return connection
+
+    def kept(self, now: float) -> Connection | None:
         """A connection of an earlier exchange, the youngest first; None where there is none."""
-        oldest = asyncio.get_running_loop().time() - IDLE_US / 1e6
         while self._idle:
             connection = self._idle.pop()
             if connection.is_closed:
                 continue
-            if connection.idle_since < oldest:
+            if connection.idle_since < now - IDLE_US / 1e6:
                 connection.abort()
                 continue
             self._busy.add(connection)

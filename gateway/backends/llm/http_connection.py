@@ -5,9 +5,9 @@ not read, redirects not followed, and nothing is pipelined.
 """
 
 import asyncio
+import math
 import zlib
 from collections import deque
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, cast
 
@@ -17,7 +17,6 @@ MAX_HEAD_BYTES: Final = 64 * 1024  # also of chunk extensions or trailers in a r
 PAUSE_BYTES: Final = 256 * 1024  # unread body at which the upstream is made to wait; one network read may add to it
 PART_BYTES: Final = 64 * 1024  # of a body, at once: of the smallest events six thousand
 _AUTO_ZLIB: Final = 47  # zlib's window bits for "gzip or zlib, find out"
-_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Trouble(Enum):
@@ -40,23 +39,24 @@ class HttpError(Exception):
         self.trouble = trouble
 
 
-@dataclass(slots=True)
 class _Answer:
     """One response as far as it has come."""
 
-    status: int = 0
-    headers: dict[bytes, bytes] = field(default_factory=dict)
-    chunks: deque[bytes] = field(default_factory=deque)
-    buffered: int = 0
-    is_behind: bool = False  # the last part was not all that had come
-    body_bytes: int = 0
-    framing_bytes: int = 0  # since the last part of the body came
-    has_head: bool = False
-    is_whole: bool = False
-    ends_with_connection: bool = False
-    is_reusable: bool = False
+    status = 0
+    buffered = 0
+    is_behind = False  # the last part was not all that had come
+    body_bytes = 0
+    framing_bytes = 0  # since the last part of the body came
+    has_head = False
+    ends_with_connection = False
+    is_reusable = False
     inflate: "zlib._Decompress | None" = None
     unreadable: HttpError | None = None  # the head is good, the body is of no use
+
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self.headers: dict[bytes, bytes] = {}
+        self.chunks: deque[bytes] = deque()
+        self.is_whole = is_whole
 
 
 class Connection(asyncio.Protocol):
@@ -71,10 +71,12 @@ class Connection(asyncio.Protocol):
         self._answer = _Answer(is_whole=True)
         self._error: HttpError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._silence: asyncio.TimerHandle | None = None
-        self._idle_s = 0.0
+        self._deadline = math.inf
+        self._begin_by = math.inf
+        self._idle_s = 0.0  # 0: no such bound
         self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._is_paused = False
 
     # --- the face ---------------------------------------------------------------------------------
@@ -100,26 +102,24 @@ class Connection(asyncio.Protocol):
         `deadline` (loop time) bounds the whole exchange, `begin_by` the time until `limit_silence` is called.
         """
         assert self._transport is not None  # noqa: S101 - for the type checker: set before anyone has the object
-        self._answer = _Answer()
-        self._timer = self._loop.call_at(deadline, self._expire)
-        if begin_by is not None and begin_by < deadline:
-            self._silence = self._loop.call_at(begin_by, self._fall_silent)
+        answer = self._answer = _Answer()
+        self._deadline = deadline
+        self._begin_by = math.inf if begin_by is None else begin_by
+        self._idle_s = 0.0
+        self._watch()
         self._transport.write(request)
-        while not self._answer.has_head:
-            self._raise_error()
-            await self._wait()
+        while not answer.has_head:
+            await self._more()
 
     def limit_silence(self, idle_s: float) -> None:
         """The answer has begun: from here on, that much time without a byte ends the exchange.
 
         Only while someone waits to read: what a slow reader leaves lying is no silence.
         """
-        if self._silence is not None:
-            self._silence.cancel()
-        if self._answer.is_whole:  # it came with its head
-            return
-        self._idle_s, self._heard_at = idle_s, self._loop.time()
-        self._silence = self._loop.call_later(idle_s, self._look_for_silence)
+        self._begin_by = math.inf
+        if not self._answer.is_whole:  # else it came with its head
+            self._idle_s, self._heard_at = idle_s, self._loop.time()
+            self._watch()
 
     async def read(self) -> bytes | None:
         """What has come of the body since the last read; None at its end. Raises `HttpError` if it is cut.
@@ -132,18 +132,23 @@ class Connection(asyncio.Protocol):
         if answer.is_behind:
             await asyncio.sleep(0)
         while True:
-            part = self._take()
-            if part:
-                return part
+            if answer.inflate is not None:
+                part = self._inflated(answer.inflate)
+                if part:
+                    return part
+            elif answer.chunks:
+                return self._raw()
             if answer.is_whole:
                 if answer.inflate is not None and not answer.inflate.eof:
                     raise HttpError(Trouble.CUT, "the compressed body ends early")
                 return None
-            self._raise_error()
-            await self._wait()
+            await self._more()
 
     async def read_all(self, max_bytes: int) -> bytes:
         """The whole body; `HttpError` TOO_LARGE if it is over `max_bytes`."""
+        answer = self._answer
+        if answer.is_whole and len(answer.chunks) == 1 and answer.inflate is None and answer.buffered <= max_bytes:
+            return answer.chunks.popleft()  # it came with its head
         parts: list[bytes] = []
         size = 0
         while (part := await self.read()) is not None:
@@ -155,10 +160,8 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> bool:
         """End the exchange; whether the connection can carry another. If not, it is closed on the spot."""
-        for timer in (self._timer, self._silence):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._silence = None
+        self._deadline = self._begin_by = math.inf
+        self._idle_s = 0.0
         answer = self._answer
         if answer.is_whole and answer.is_reusable and not self.is_closed and self._error is None:
             self._resume()
@@ -169,6 +172,9 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close without waiting for anything."""
         self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -177,7 +183,8 @@ class Connection(asyncio.Protocol):
         if not self._answer.is_whole and self._error is None:
             self._error = error
         self.abort()
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # --- asyncio's side ---------------------------------------------------------------------------
 
@@ -193,7 +200,6 @@ class Connection(asyncio.Protocol):
             return
         self._heard_at = self._loop.time()
         body_bytes = answer.body_bytes
-        answer.framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -202,12 +208,16 @@ class Connection(asyncio.Protocol):
             return
         if answer.body_bytes > body_bytes or answer.is_whole:
             answer.framing_bytes = 0
-        elif answer.framing_bytes > MAX_HEAD_BYTES:
-            self.fail(HttpError(Trouble.TOO_LARGE, f"a head, or what frames the body, is over {MAX_HEAD_BYTES} bytes"))
+        else:
+            answer.framing_bytes += len(data)
+            if answer.framing_bytes > MAX_HEAD_BYTES:
+                text = f"a head, or what frames the body, is over {MAX_HEAD_BYTES} bytes"
+                self.fail(HttpError(Trouble.TOO_LARGE, text))
         if answer.buffered > PAUSE_BYTES and not self._is_paused and self._transport is not None:
             self._transport.pause_reading()
             self._is_paused = True
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def eof_received(self) -> bool:
         """The peer sends no more; the transport closes itself after this."""
@@ -245,8 +255,11 @@ class Connection(asyncio.Protocol):
         answer.status = status
         answer.has_head = True
         answer.is_reusable = self._parser.should_keep_alive()
-        answer.ends_with_connection = not any(name in answer.headers for name in _FRAMING)
-        encoding = answer.headers.get(b"content-encoding", b"identity").strip().lower()
+        headers = answer.headers
+        answer.ends_with_connection = b"content-length" not in headers and b"transfer-encoding" not in headers
+        if b"content-encoding" not in headers:
+            return
+        encoding = headers[b"content-encoding"].strip().lower()
         if encoding in (b"gzip", b"x-gzip", b"deflate"):
             answer.inflate = zlib.decompressobj(_AUTO_ZLIB)
         elif encoding not in (b"identity", b""):
@@ -257,9 +270,10 @@ class Connection(asyncio.Protocol):
         """A part of the body."""
         answer = self._answer
         if not answer.is_whole:
+            size = len(part)
             answer.chunks.append(part)
-            answer.buffered += len(part)
-            answer.body_bytes += len(part)
+            answer.buffered += size
+            answer.body_bytes += size
 
     def on_message_complete(self) -> None:
         """The answer is whole; an interim one makes room for the real one."""
@@ -270,41 +284,30 @@ class Connection(asyncio.Protocol):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _take(self) -> bytes:
+    def _inflated(self, inflate: "zlib._Decompress") -> bytes:
         """A part of what is buffered, decoded; empty if nothing is."""
         answer = self._answer
-        inflate = answer.inflate
-        raw = b"" if inflate is None else inflate.unconsumed_tail
-        if not raw and answer.chunks:
-            raw = self._raw()
-        answer.is_behind = bool(answer.chunks)
-        if inflate is None or not raw:
-            return raw
+        raw = inflate.unconsumed_tail or (answer.chunks and self._raw())
+        if not raw:
+            return b""
         try:  # bounded, so that a small body cannot unfold into all of the memory
             part = inflate.decompress(raw, PART_BYTES)
         except zlib.error as error:
             raise HttpError(Trouble.GARBLED, f"the body is not what its encoding says: {error}") from error
         if inflate.unused_data:
             raise HttpError(Trouble.GARBLED, "the body goes on after its compressed end")
-        answer.is_behind = answer.is_behind or bool(inflate.unconsumed_tail)
+        answer.is_behind = bool(answer.chunks or inflate.unconsumed_tail)
         return part
 
     def _raw(self) -> bytes:
         """The first bytes of what is buffered, which it then is no more."""
         answer = self._answer
         chunk = answer.chunks.popleft()
-        if len(chunk) > PART_BYTES:
-            answer.chunks.appendleft(chunk[PART_BYTES:])
-            chunk = chunk[:PART_BYTES]
-        elif answer.chunks:
-            chunks = [chunk]
-            size = len(chunk)
-            while answer.chunks and size + len(answer.chunks[0]) <= PART_BYTES:
-                chunks.append(answer.chunks.popleft())
-                size += len(chunks[-1])
-            chunk = b"".join(chunks)
+        if answer.buffered > PART_BYTES or answer.chunks:
+            chunk = _cut(chunk, answer.chunks)
         answer.buffered -= len(chunk)
-        if answer.buffered <= PAUSE_BYTES:
+        answer.is_behind = answer.buffered > 0
+        if self._is_paused and answer.buffered <= PAUSE_BYTES:
             self._resume()
         return chunk
 
@@ -313,30 +316,54 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         self._is_paused = False
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _raise_error(self) -> None:
+    def _more(self) -> asyncio.Future[None]:
+        """It is done when something has come. Raises what has ended the exchange."""
         if self._error is not None:
             raise self._error
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
-    def _look_for_silence(self) -> None:
-        left_s = self._heard_at + self._idle_s - self._loop.time()
-        if left_s <= 0 and self._waiter is not None:
-            self._fall_silent()
+    def _watch(self) -> None:
+        """See to it that somebody looks at the clock when the first of the bounds is reached.
+
+        The timer of a bound that has moved on stays: it looks for the next one when it fires.
+        """
+        at = self._bound()
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(at, self._look), at
+
+    def _bound(self) -> float:
+        """When the first of the bounds is reached; never, between exchanges."""
+        silent_at = self._heard_at + self._idle_s if self._idle_s else math.inf
+        return min(self._deadline, self._begin_by, silent_at)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if self._idle_s and self._heard_at + self._idle_s <= now and (self._waiter is None or self._waiter.done()):
+            self._heard_at = now  # nobody waits to read
+        at = self._bound()
+        if at == math.inf:
+            return
+        if at > now:
+            self._timer, self._timer_at = self._loop.call_at(at, self._look), at
+        elif at == self._deadline:
+            self.fail(HttpError(Trouble.TIMED_OUT, "no whole answer within the time of the call"))
         else:
-            self._silence = self._loop.call_later(left_s if left_s > 0 else self._idle_s, self._look_for_silence)
+            self.fail(HttpError(Trouble.SILENT, "nothing came within the endpoint's own limit"))
 
-    def _fall_silent(self) -> None:
-        self.fail(HttpError(Trouble.SILENT, "nothing came within the endpoint's own limit"))
 
-    def _expire(self) -> None:
-        self.fail(HttpError(Trouble.TIMED_OUT, "no whole answer within the time of the call"))
+def _cut(chunk: bytes, others: deque[bytes]) -> bytes:
+    """As much of `chunk`, and of what follows it, as makes a part; the rest goes back."""
+    if len(chunk) > PART_BYTES:
+        others.appendleft(chunk[PART_BYTES:])
+        return chunk[:PART_BYTES]
+    chunks = [chunk]
+    size = len(chunk)
+    while others and size + len(others[0]) <= PART_BYTES:
+        chunks.append(others.popleft())
+        size += len(chunks[-1])
+    return b"".join(chunks)
