@@ -5,8 +5,7 @@ A little longer than others: what an attempt needs of its plane, and what become
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,13 +14,15 @@ from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.loads import LoadBoard, Sending
 from gateway.core.routing import Plan
-from gateway.core.trace import Headers
+from gateway.core.trace import Headers, Trace
 from gateway.core.types import (
     NOTHING_USED,
+    STREAMED,
     Answer,
     BackendCall,
     BackendEvent,
     Delta,
+    Deltas,
     InferenceRequest,
     Message,
     Metered,
@@ -94,6 +95,9 @@ class Plane(Protocol):
         ...
 
 
+_Events = AsyncGenerator[BackendEvent, None]
+
+
 def new_span_id() -> str:
     """At random, and not all zeros, which would be none."""
     return f"{random.getrandbits(64) or 1:016x}"
@@ -103,9 +107,9 @@ def _nothing() -> None:
     """It may be sent."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Attempt:
-    """A request at one place, and what has become known of it so far.
+    """A request at one place, and what has become known of it so far: what is not known yet stands in the class.
 
     Attributes:
         backend_us: spent waiting for the backend; `gate_us`: in our own queue before it.
@@ -131,88 +135,113 @@ class Attempt:
     on: Plane
     work: Work | None = None
     check: Callable[[], None] = _nothing
-    backend_us: int = 0
-    gate_us: int = 0
-    queue_us: int | None = None
-    first_part_us: int | None = None
-    began_us: int = 0
-    ended_us: int = 0
-    fault: Fault | None = None
-    span_id: str = ""
-    version: str = ""
-    usage: Usage = NOTHING_USED
-    is_sent: bool = False
-    is_over: bool = False
-    has_begun: bool = False
-    has_failed: bool = False
-    is_turned_away: bool = False
-    outcome: str = "left"
-    is_dropped: bool = False
-    _last_wait_us: int = 0
-    _form: Form | None = None
-    _payload: Payload | None = None
-    _generative: "_Generative | None" = None
+    backend_us: int = field(default=0, init=False)
+    gate_us: int = field(default=0, init=False)
+    queue_us: int | None = field(default=None, init=False)
+    first_part_us: int | None = field(default=None, init=False)
+    began_us: int = field(default=0, init=False)
+    ended_us: int = field(default=0, init=False)
+    fault: Fault | None = field(default=None, init=False)
+    span_id: str = field(default="", init=False)
+    version: str = field(default="", init=False)
+    usage: Usage = field(default=NOTHING_USED, init=False)
+    is_sent: bool = field(default=False, init=False)
+    is_over: bool = field(default=False, init=False)
+    has_begun: bool = field(default=False, init=False)
+    has_failed: bool = field(default=False, init=False)
+    is_turned_away: bool = field(default=False, init=False)
+    outcome: str = field(default="left", init=False)
+    is_dropped: bool = field(default=False, init=False)
+    _asked_us: int | None = field(default=None, init=False)  # since when the backend is waited for, while it is
+    _begin_by_us: int | None = field(default=None, init=False)
+    _last_wait_us: int = field(default=0, init=False)
+    _form: Form | None = field(default=None, init=False)
+    _payload: Payload | None = field(default=None, init=False)
+    _generative: "_Generative | None" = field(default=None, init=False)
 
     async def answers(self) -> AsyncGenerator[Part, None]:
-        """What the place answers, in the task's own form. Raises `BackendError`."""
-        place, step, clock = self.step.place, self.step, self.on.clock
-        backend, gate = self.on.backends[place.backend], self.on.gates[place.backend]
-        asked_us = self.began_us = clock()
-        with self._judged():
-            form = self._form = self.task.contract.forms.get(backend.speaks)
-            if form is None:
-                raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="this kind of backend lacks the task"))
-            waited = await self._enter(gate, form)
-            entered_us = clock()
+        """What the place answers, in the task's own form. Raises `BackendError`.
+
+        The breaker hears of the attempt: that it is made, and whether it fails.
+        """
+        place, board, clock = self.step.place, self.on.board, self.on.clock
+        self.began_us = clock()
+        board.trying(place, now_us=self.began_us, within_us=self.step.begin_within_us)
+        try:
+            backend, gate = self.on.backends[place.backend], self.on.gates[place.backend]
+            form = self._form = self._form_of(backend)
+            waited = None if gate.enters(place.replica) else await self._wait(gate, form)
             try:
-                call = await self._call(form)
-                self.check()
-                # What comes whole has begun when it ends: the backend's own bound does. A stream may go on for longer.
-                begin_by_us = asked_us + step.begin_within_us if call.payload.stream else None
-                end_by_us = asked_us + (step.timeout_us if call.payload.stream else step.begin_within_us)
-                self._send(call.payload)
-                async with aclosing(backend.infer(call, timeout_us=end_by_us - clock())) as events:
-                    while (event := await self._next(events, None if self.has_begun else begin_by_us)) is not None:
-                        part = self._part(form, event)
-                        if part is None:
-                            continue
-                        if not self.has_begun:
-                            self._begin(part)
-                        yield part
+                events = await self._sent(backend, form)
+                try:
+                    by_us = self._begin_by_us
+                    first = await (self._in_time(events, form, by_us) if by_us else self._begun(events, form))
+                    if first is not None:
+                        yield first
+                        asked_us = self._asked_us = clock()
+                        async for event in events:
+                            self.backend_us += clock() - asked_us
+                            self._asked_us = None
+                            part = self._part(form, event)
+                            if part is not None:
+                                yield part
+                            asked_us = self._asked_us = clock()
+                finally:
+                    await events.aclose()
             except BackendError:
                 self.has_failed = True
                 raise
             finally:
-                self.ended_us = clock()
-                self.is_over = True
-                try:
-                    self._end()
-                finally:
-                    gate.leave(
-                        place.replica, stayed_us=self.ended_us - entered_us, waited=waited, took=self._tokens_used
-                    )
-            if not self.has_begun:
-                raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
+                self._leave(gate, waited)
+            self._expect_begun()
+        except BackendError as failed:
+            self._judge(failed)
+            raise
+        except BaseException as ended:  # the caller left, or its input was bad after all: no verdict on the backend
+            self.is_dropped = isinstance(ended, asyncio.CancelledError | GeneratorExit)
+            board.released(place)
+            raise
+        self.outcome = "ok"
+        board.answered(place)
         if self.request.sequence is not None:
             await self.on.sequences.answered(self.request, version=self.version)
 
-    async def _enter(self, gate: Gate, form: Form) -> Waited | None:
-        """Go through the gate; what is waited there in vain counts too. Raises `BackendError`."""
-        asked_us = self.on.clock()
+    def _form_of(self, backend: Backend) -> Form:
+        """How `backend` is asked the task."""
+        form = self.task.contract.forms.get(backend.speaks)
+        if form is None:
+            raise BackendError(Fault(kind=FaultKind.UNSUPPORTED, message="this kind of backend lacks the task"))
+        return form
+
+    def _expect_begun(self) -> None:
+        if not self.has_begun:
+            raise BackendError(Fault(kind=FaultKind.BROKEN, message="ended without an answer"))
+
+    async def _wait(self, gate: Gate, form: Form) -> Waited | None:
+        """Wait at the gate; what is waited there in vain counts too. Raises `BackendError`."""
         try:
-            waited = await gate.enter(
+            return await gate.enter(
                 self.step.place.replica,
                 tenant=self.request.caller.tenant,
                 priority=self.request.priority,
                 within_us=self.step.begin_within_us,
                 work=lambda: self._expected_work(form),
             )
-        except BaseException:  # whatever ends the wait, a caller that leaves too
-            self.gate_us = self.on.clock() - asked_us
-            raise
-        if waited is not None:
-            self.gate_us = self.on.clock() - asked_us
-        return waited
+        finally:  # whatever ends the wait, a caller that leaves too
+            self.gate_us = self.on.clock() - self.began_us
+
+    def _leave(self, gate: Gate, waited: Waited | None) -> None:
+        """It is over, whichever way: its place at the gate is free again."""
+        self.ended_us = self.on.clock()
+        self.is_over = True
+        if self._asked_us is not None:
+            self._last_wait_us = self.ended_us - self._asked_us
+            self.backend_us += self._last_wait_us
+        stayed_us = self.ended_us - self.began_us - self.gate_us
+        try:
+            self._end()
+        finally:
+            gate.leave(self.step.place.replica, stayed_us=stayed_us, waited=waited, took=self._tokens_used)
 
     def _expected_work(self, form: Form) -> int:
         """What tenants share a full server by: tokens of an LLM, else items."""
@@ -229,26 +258,37 @@ class Attempt:
             return None
         return (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
 
-    async def _call(self, form: Form) -> BackendCall:
-        request, place = self.request, self.step.place
+    async def _sent(self, backend: Backend, form: Form) -> _Events:
+        """Send it; what comes back. Raises what speaks against it by now."""
+        request, step, place = self.request, self.step, self.step.place
         payload: Payload = self._payload or form.payload(request.input)
         if isinstance(payload, OpenAIPayload):
             payload = self.plan.payload_for(place, payload)
-        return BackendCall(
+        call = BackendCall(
             request_id=request.id,
             model=place.model,
             version=place.version,
             replica=place.replica,
             payload=payload,
             sequence=None if request.sequence is None else await self.on.sequences.bind(request, place),
-            trace=self._trace(),
+            trace=() if request.trace is None else self._trace(request.trace),
         )
+        self.check()
+        self.is_sent = True
+        now_us = self.on.clock()
+        if isinstance(payload, OpenAIPayload):
+            work = self.work or tokens.work_of(payload)
+            sending = self.on.loads.sent(place, tokens=work.input_tokens + work.output_tokens, now_us=now_us)
+            keeps_events = request.trace is not None and request.trace.has_content
+            self._generative = _Generative(payload=payload, work=work, sending=sending, keeps_events=keeps_events)
+        # What comes whole has begun when it ends: the backend's own bound does. A stream may go on for longer.
+        if payload.stream:
+            self._begin_by_us = self.began_us + step.begin_within_us
+        end_by_us = self.began_us + (step.timeout_us if payload.stream else step.begin_within_us)
+        return backend.infer(call, timeout_us=end_by_us - now_us)
 
-    def _trace(self) -> Headers:
+    def _trace(self, trace: Trace) -> Headers:
         """What the place is told of the trace: our span of this attempt where it is recorded, else as it came."""
-        trace = self.request.trace
-        if trace is None:
-            return ()
         if trace.is_recorded:
             self.span_id = new_span_id()
         return trace.headers(self.span_id)
@@ -277,31 +317,22 @@ class Attempt:
             events=tuple(generative.events) if generative else (),
         )
 
-    def _send(self, payload: Payload) -> None:
-        self.is_sent = True
-        if isinstance(payload, OpenAIPayload):
-            work = self.work or tokens.work_of(payload)
-            sending = self.on.loads.sent(
-                self.step.place, tokens=work.input_tokens + work.output_tokens, now_us=self.on.clock()
-            )
-            self._generative = _Generative(payload=payload, work=work, sending=sending)
-
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: Part, now_us: int) -> None:
         """The first part has come. It works: others need not wait for the end."""
         self.has_begun = True
         self.on.board.began(self.step.place)
-        now_us = self.on.clock()
-        if isinstance(part, Delta):
+        is_stream = isinstance(part, STREAMED)
+        if is_stream:
             self.first_part_us = now_us - self.request.received_us
         if self._generative is not None:
-            self.on.loads.began(self._generative.sending, now_us=now_us, is_stream=isinstance(part, Delta))
+            self.on.loads.began(self._generative.sending, now_us=now_us, is_stream=is_stream)
 
     def _end(self) -> None:
         """However it ended: what it used is counted, by us where the backend did not tell."""
         generative = self._generative
         if generative is None:
             return
-        share_us = self.on.loads.ended(generative.sending, now_us=self.on.clock())
+        share_us = self.on.loads.ended(generative.sending, now_us=self.ended_us)
         if self.has_failed and not self.has_begun:
             return  # a refusal, or no answer at all
         self.usage = self._priced(generative.counted(self.usage), share_us)
@@ -322,6 +353,10 @@ class Attempt:
 
     def _part(self, form: Form, event: BackendEvent) -> Part | None:
         """An event in the task's own form; None where it is for our books alone."""
+        if isinstance(event, Deltas):  # of an LLM's stream, which none but the task of chats asks for
+            if self._generative is not None:
+                self._generative.heard(event)
+            return event
         if isinstance(event, Metered):
             self.usage = event.usage
             return None
@@ -339,46 +374,34 @@ class Attempt:
         if isinstance(event, Message):
             generative.body = event.body
             return event
-        generative.count.add(event.data, event.event)
-        if self.request.trace is not None and self.request.trace.has_content:
-            generative.keep(event.data)
+        generative.heard(event)
         if event.usage is None:
             return event
         self.usage = event.usage
         share_us = self.on.loads.share(generative.sending, now_us=self.on.clock())
         return replace(event, usage=self._priced(event.usage, share_us))
 
-    async def _next(self, events: AsyncGenerator[BackendEvent, None], by_us: int | None) -> BackendEvent | None:
-        """The next event, at `by_us` at the latest; None at the end. Only this waiting is the backend's time."""
-        began_us = self.on.clock()
+    async def _in_time(self, events: _Events, form: Form, by_us: int) -> Part | None:
+        """As `_begun`, until `by_us` at the latest."""
         try:
-            if by_us is None:
-                return await anext(events, None)
-            async with asyncio.timeout((by_us - began_us) / 1e6):
-                return await anext(events, None)
+            async with asyncio.timeout((by_us - self.on.clock()) / 1e6):
+                return await self._begun(events, form)
         except TimeoutError:
             raise BackendError(Fault(kind=FaultKind.TIMEOUT, message="did not begin to answer in time")) from None
-        finally:
-            self._last_wait_us = self.on.clock() - began_us
-            self.backend_us += self._last_wait_us
 
-    @contextmanager
-    def _judged(self) -> Iterator[None]:
-        """The breaker hears of the attempt: that it is made, and whether it fails."""
-        place, board = self.step.place, self.on.board
-        board.trying(place, now_us=self.on.clock(), within_us=self.step.begin_within_us)
-        try:
-            yield
-        except BackendError as failed:
-            self._judge(failed)
-            raise
-        except BaseException as ended:  # the caller left, or its input was bad after all: no verdict on the backend
-            self.is_dropped = isinstance(ended, asyncio.CancelledError | GeneratorExit)
-            board.released(place)
-            raise
-        else:
-            self.outcome = "ok"
-            board.answered(place)
+    async def _begun(self, events: _Events, form: Form) -> Part | None:
+        """The first part of the answer; None where it ends without. Only this waiting is the backend's time."""
+        asked_us = self._asked_us = self.on.clock()
+        async for event in events:
+            now_us = self.on.clock()
+            self.backend_us += now_us - asked_us
+            self._asked_us = None
+            part = self._part(form, event)
+            if part is not None:
+                self._begin(part, now_us)
+                return part
+            asked_us = self._asked_us = now_us
+        return None
 
     def _judge(self, failed: BackendError) -> None:
         """Whose fault it is; the fault's words become those of the task's own input."""
@@ -409,9 +432,10 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True)
 class _Generative:
-    """What is counted of a request to an LLM."""
+    """What is counted of a request to an LLM; `keeps_events`: and kept, for its trace."""
 
     payload: OpenAIPayload
+    keeps_events: bool
     work: Work
     sending: Sending
     count: tokens.StreamCount = field(default_factory=tokens.StreamCount)
@@ -419,7 +443,17 @@ class _Generative:
     events: list[bytes] = field(default_factory=list)
     kept_bytes: int = 0
 
-    def keep(self, data: bytes) -> None:
+    def heard(self, event: Delta | Deltas) -> None:
+        """Count what has come, and remember it where the trace tells what was said."""
+        if isinstance(event, Deltas):
+            self.count.add_all(event.wire)
+        else:
+            self.count.add(event.data, event.event)
+        if self.keeps_events:
+            for one in event.each() if isinstance(event, Deltas) else (event,):
+                self._keep(one.data)
+
+    def _keep(self, data: bytes) -> None:
         """Remember an event for the trace, as long as there is room."""
         self.kept_bytes += len(data)
         if self.kept_bytes <= MAX_EVENT_BYTES:

@@ -46,6 +46,14 @@ class Gate:
         """Requests that wait, by replica."""
         return {replica: len(line) for replica, line in self._lines.items() if len(line)}
 
+    def enters(self, replica: str) -> bool:
+        """Take a free place at `replica`, where there is one; whether there was. `leave` must follow then."""
+        in_flight = self._in_flight.get(replica, 0)
+        if in_flight >= self._max_in_flight:
+            return False
+        self._in_flight[replica] = in_flight + 1
+        return True
+
     async def enter(
         self, replica: str, *, tenant: str, priority: Priority, within_us: int, work: Callable[[], int]
     ) -> Waited | None:
@@ -57,9 +65,7 @@ class Gate:
         Raises `BackendError` OVERLOADED where too many wait already, where its turn is not expected within `within_us`
         (at once, with when it is), and where it did not come in time.
         """
-        in_flight = self._in_flight.get(replica, 0)
-        if in_flight < self._max_in_flight:
-            self._in_flight[replica] = in_flight + 1
+        if self.enters(replica):
             return None
         line = self._line_in_time(replica, tenant, priority, within_us)
         turn: _Turn = asyncio.get_running_loop().create_future()

@@ -1,16 +1,15 @@
 """Hedged requests: a second copy after a while, and whichever begins first answers ("The Tail at Scale", Dean 2013)."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from gateway.attempt import Attempt
 from gateway.core.attempts import CONSEQUENCES
 from gateway.core.errors import BackendError, Fault
-from gateway.core.types import Part
+from gateway.core.types import Part, Parts
 
 _Runner = asyncio.Task[Part | None]
-_Parts = AsyncGenerator[Part, None]
 
 
 async def first_to_begin(
@@ -20,20 +19,20 @@ async def first_to_begin(
     after_us: int,
     won: Callable[[Attempt], None],
     lost: Callable[[Fault], None],
-) -> AsyncGenerator[Part, None]:
+) -> Parts:
     """The parts of the attempt that begins first, which `won` is told before; the other is cancelled at that moment.
 
     `second` is asked for its attempt once `first` has not begun within `after_us`; None: there is none. The fault of
     one that fails while the other may still begin goes to `lost`; where both fail, the last one's `BackendError` is
     raised. So is, at once, one that no other place would lift.
     """
-    runners: dict[_Runner, tuple[Attempt, _Parts]] = {}
+    runners: dict[_Runner, tuple[Attempt, Parts]] = {}
 
     def start(attempt: Attempt) -> None:
         parts = attempt.answers()
         runners[asyncio.ensure_future(_first_of(parts))] = (attempt, parts)
 
-    winner: tuple[Attempt, _Parts] | None = None
+    winner: tuple[Attempt, Parts] | None = None
     try:
         start(first)
         begun, _ = await asyncio.wait(runners, timeout=after_us / 1e6)
@@ -67,11 +66,11 @@ async def first_to_begin(
                 await winner[1].aclose()
 
 
-async def _first_of(parts: _Parts) -> Part | None:
+async def _first_of(parts: Parts) -> Part | None:
     return await anext(parts, None)
 
 
-async def _stop(runners: dict[_Runner, tuple[Attempt, _Parts]]) -> None:
+async def _stop(runners: dict[_Runner, tuple[Attempt, Parts]]) -> None:
     """Cancel what still runs; returns when its place is free again.
 
     Also where it is cancelled itself meanwhile: one that has begun at that moment would not end by itself.

@@ -10,8 +10,8 @@ A little longer than others: one request is read here from top to bottom.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gateway import hedging
 from gateway.attempt import Attempt, Task
@@ -32,7 +32,7 @@ from gateway.core.replicas import FEW, Draw, ReplicaLoads
 from gateway.core.routing import Plan
 from gateway.core.rules.matching import MEMO, Circumstances
 from gateway.core.switches import blocked
-from gateway.core.types import Event, Finished, InferenceRequest, Part, Place, Started
+from gateway.core.types import Event, Finished, InferenceRequest, Part, Parts, Place
 from gateway.estimates import Estimate
 from gateway.gate import Gate
 from gateway.ports import Admissions, Backend, Clock, Observer, RuleSource, Sequences
@@ -42,6 +42,9 @@ from gateway.shadowing import Shadows
 from gateway.walk import Walk
 
 __all__ = ["Pipeline", "Task"]
+
+
+_LEFT: Final = ClientClosed("the caller left")  # never raised: what a record says
 
 
 def unix_us() -> int:
@@ -87,7 +90,7 @@ class Pipeline:
         Closing the generator early means that the caller left: the backend's work is cancelled.
         """
         walk = self._begin(request, on_admitted)
-        error: GatewayError | None = ClientClosed("the caller left")  # until another end is known
+        error: GatewayError | None = _LEFT  # until another end is known
         self.observer.began(request.task)
         self.under_way[id(walk)] = walk
         try:
@@ -105,11 +108,17 @@ class Pipeline:
             # 3 route: ordered candidates, each other place with the reason why not.
             await self._route(walk)
             # 4 dispatch: the first candidate that begins to answer has the request.
-            async with aclosing(self._dispatch(walk)) as events:
-                async for event in events:
-                    if walk.shadow is not None:
-                        walk.shadow.seen(event)
-                    yield event if walk.recall is None else walk.recall.seen(event)
+            first, parts = await self._dispatch(walk)
+            try:
+                yield walk.started()
+                yield walk.seen(first)
+                async for part in parts:
+                    yield walk.seen(part)
+            except BackendError as failed:  # a part has left: no second backend may continue it
+                await self._failed(walk, failed)
+                raise attempts.broken_off() from failed
+            finally:
+                await parts.aclose()
             error = None
             walk.timing = walk.timing_at(self.clock())
             finished = Finished(usage=walk.usage, timing=walk.timing)
@@ -224,32 +233,33 @@ class Pipeline:
             walk.shadow = self.shadows.watch(walk.request, walk.rule, walk.plan, on=self)
         walk.routed_us = self.clock()
 
-    async def _dispatch(self, walk: Walk) -> AsyncGenerator[Event, None]:
-        """Try candidates until one begins to answer, then pass on all that it says."""
+    async def _dispatch(self, walk: Walk) -> tuple[Part, Parts]:
+        """Try candidates until one begins to answer: the first part of that, and where the others will come from."""
         plan = walk.planned
         self._budget(walk).request()
         while True:
             step = await self._next_step(plan, walk)
+            parts = self._parts(plan, step, walk)
+            if walk.is_ordered("release"):
+                parts = released(parts, self._turn(walk))
             try:
-                async with aclosing(self._in_order(walk, self._parts(plan, step, walk))) as parts:
-                    async for part in parts:
-                        walk.check_turn()
-                        if walk.route is None:
-                            walk.won = walk.won or walk.attempts[-1]
-                            walk.route = walk.route_of(walk.won)
-                            yield Started(route=walk.route, verdict=walk.verdict)
-                        yield part
+                part = await anext(parts)
             except BackendError as failed:
-                walk.faults.append(failed.fault)
-                if failed.fault.kind is FaultKind.SKIPPED:
-                    self._refuse_blocked(walk)
-                if walk.request.sequence is not None:
-                    await self.sequences.failed(walk.request, step.place, failed.fault)
-                if walk.route is not None:  # a part has left: no second backend may continue it
-                    raise attempts.broken_off() from failed
+                await self._failed(walk, failed)
                 walk.won = None
             else:
-                return
+                walk.won = walk.won or walk.attempts[-1]
+                walk.route = walk.route_of(walk.won)
+                return part, parts
+
+    async def _failed(self, walk: Walk, failed: BackendError) -> None:
+        """A place has failed: what is known of it is written down. Raises `Blocked` where a switch was the reason."""
+        fault = failed.fault
+        walk.faults.append(fault)
+        if fault.kind is FaultKind.SKIPPED:
+            self._refuse_blocked(walk)
+        if walk.request.sequence is not None:
+            await self.sequences.failed(walk.request, walk.attempts[-1].step.place, fault)
 
     async def _next_step(self, plan: Plan, walk: Walk) -> attempts.Try:
         """Where to go next, its pause waited. Raises the `GatewayError` to give up with."""
@@ -305,32 +315,18 @@ class Pipeline:
         if reason:  # as of a place that cannot take it: its hedge, if there is one, is under way and may go on
             raise BackendError(Fault(kind=FaultKind.SKIPPED, message=reason))
 
-    def _in_order(self, walk: Walk, parts: AsyncGenerator[Part]) -> AsyncGenerator[Part]:
-        """`parts`, held back until the request's turn where its order says so."""
-        return released(parts, self._turn(walk)) if walk.is_ordered("release") else parts
-
     def _budget(self, walk: Walk) -> RetryBudget:
-        return self.budgets.setdefault(walk.task.name, RetryBudget())
+        budget = self.budgets.get(walk.task.name)
+        if budget is None:
+            budget = self.budgets[walk.task.name] = RetryBudget()
+        return budget
 
-    def _parts(self, plan: Plan, step: attempts.Try, walk: Walk) -> AsyncGenerator[Part]:
+    def _parts(self, plan: Plan, step: attempts.Try, walk: Walk) -> Parts:
         """What the place of `step` answers, or, hedged, the place that begins first. Raises `BackendError`."""
-
-        def attempt(at: attempts.Try) -> Attempt:
-            made = Attempt(
-                request=walk.request,
-                task=walk.task,
-                plan=plan,
-                step=at,
-                on=self,
-                work=walk.estimate.known,
-                check=lambda: self._check_sending(walk, at.place),
-            )
-            walk.attempts.append(made)
-            return made
-
+        first = self._attempt(plan, step, walk)
         after_us = self._hedge_after_us(plan, step, walk)
         if after_us is None:
-            return attempt(step).answers()
+            return first.answers()
 
         def second() -> Attempt | None:
             now_us = self.clock()
@@ -342,9 +338,22 @@ class Pipeline:
                 deadline_us=walk.request.deadline_us,
                 attempt_timeout_us=walk.task.attempt_timeout_us,
             )
-            return attempt(other) if other and self._budget(walk).take(now_us) else None
+            return self._attempt(plan, other, walk) if other and self._budget(walk).take(now_us) else None
 
-        return hedging.first_to_begin(attempt(step), second, after_us=after_us, won=walk.win, lost=walk.faults.append)
+        return hedging.first_to_begin(first, second, after_us=after_us, won=walk.win, lost=walk.faults.append)
+
+    def _attempt(self, plan: Plan, step: attempts.Try, walk: Walk) -> Attempt:
+        made = Attempt(
+            request=walk.request,
+            task=walk.task,
+            plan=plan,
+            step=step,
+            on=self,
+            work=walk.estimate.known,
+            check=lambda: self._check_sending(walk, step.place),
+        )
+        walk.attempts.append(made)
+        return made
 
     def _hedge_after_us(self, plan: Plan, step: attempts.Try, walk: Walk) -> int | None:
         """After how long without a first part a second copy is sent; None where none is."""

@@ -76,18 +76,19 @@ class Recall:
             yield from found.parts
             yield found.finished
 
-    def seen(self, event: Event) -> Event:
-        """`event` as it goes on to the caller; what is needed to give it again is kept in mind."""
-        if isinstance(event, Started):
-            self._route = event.route
-            return replace(event, recalled=self.told)
-        if self._making is not None and not isinstance(event, Finished):
-            self._size += recording.weight(event)
+    def started(self, event: Started) -> Started:
+        """The first event of the answer as it goes on to the caller."""
+        self._route = event.route
+        return replace(event, recalled=self.told)
+
+    def seen(self, part: Part) -> None:
+        """A part goes on to the caller: what is needed to give it again is kept in mind."""
+        if self._making is not None:
+            self._size += recording.weight(part)
             if self._size <= MAX_ANSWER_BYTES:
-                self._parts.append(event)
+                self._parts.append(part)
             else:
                 self._parts.clear()
-        return event
 
     async def keep(self, finished: Finished) -> None:
         """The answer is whole: it can be found once this returns. One that is too long is not kept."""

@@ -1,14 +1,12 @@
 """Answers that are given in their order: each is read to its end at once, and kept until its turn has come."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 
-from gateway.core.types import Part
-
-_Parts = AsyncGenerator[Part, None]
+from gateway.core.types import Part, Parts
 
 
-async def released(parts: _Parts, turn: Coroutine[None, None, None]) -> _Parts:
+async def released(parts: Parts, turn: Coroutine[None, None, None]) -> Parts:
     """`parts`, none of them before `turn` has returned.
 
     Until then they are read on: a request that waits for those before it keeps none of them from the place that they
@@ -42,7 +40,7 @@ async def released(parts: _Parts, turn: Coroutine[None, None, None]) -> _Parts:
             await parts.aclose()
 
 
-async def _next(parts: _Parts) -> Part | None:
+async def _next(parts: Parts) -> Part | None:
     return await anext(parts, None)
 
 

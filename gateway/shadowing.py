@@ -30,7 +30,7 @@ from gateway.core.rules.rule import ANY
 from gateway.core.shadows import comparison
 from gateway.core.shadows.comparison import Comparison
 from gateway.core.shadows.shadow_reports import Pair, ShadowResult
-from gateway.core.types import Event, Finished, InferenceRequest, Part, Place, Route, Started, Timing, Usage
+from gateway.core.types import InferenceRequest, Part, Place, Route, Timing, Usage
 from gateway.core.watching import counting
 from gateway.core.watching.figures import Series
 from gateway.gate import Gate
@@ -140,10 +140,9 @@ class Copy:
     is_at_gate: bool = False
     gives_way: bool = False
 
-    def seen(self, event: Event) -> None:
-        """An event has come from the place that answers."""
-        if not isinstance(event, Started | Finished):
-            self.kept.add(event)
+    def seen(self, part: Part) -> None:
+        """A part has come from the place that answers."""
+        self.kept.add(part)
 
     def ended(
         self, *, route: Route | None, plan: Plan | None, timing: Timing, usage: Usage, error: GatewayError | None

@@ -11,7 +11,18 @@ from gateway.core.routing import Plan
 from gateway.core.rules import Rule, RuleSet
 from gateway.core.rules.policies import DEFAULT, Policies
 from gateway.core.switches import Switch
-from gateway.core.types import ALLOWED, NOTHING_USED, InferenceRequest, Place, Route, Timing, Usage, Verdict
+from gateway.core.types import (
+    ALLOWED,
+    NOTHING_USED,
+    InferenceRequest,
+    Part,
+    Place,
+    Route,
+    Started,
+    Timing,
+    Usage,
+    Verdict,
+)
 from gateway.core.watching.record import RequestRecord, Tried
 from gateway.core.watching.steps import Steps
 from gateway.estimates import Estimate
@@ -20,9 +31,9 @@ from gateway.recall import Recall
 from gateway.shadowing import Copy
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Walk:
-    """One request's, so far.
+    """One request's, so far: what is not known yet stands in the class.
 
     Attributes:
         rules / rule: the set by which it is decided, and the rule of it that takes the request.
@@ -37,22 +48,22 @@ class Walk:
     until_us: int
     rules: RuleSet
     on_admitted: Callable[[], object] = bool  # which does nothing
-    rule: Rule | None = None
-    policies: Policies = DEFAULT
-    recall: Recall | None = None
-    admission: Admission | None = None
-    admitted_us: int | None = None
-    routing_us: int | None = None
-    routed_us: int | None = None
-    plan: Plan | None = None
-    refused_by: Switch | None = None
-    shadow: Copy | None = None
-    attempts: list[Attempt] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    won: Attempt | None = None
-    route: Route | None = None
-    timing: Timing | None = None
-    ordering_us: int = 0
+    rule: Rule | None = field(default=None, init=False)
+    policies: Policies = field(default=DEFAULT, init=False)
+    recall: Recall | None = field(default=None, init=False)
+    admission: Admission | None = field(default=None, init=False)
+    admitted_us: int | None = field(default=None, init=False)
+    routing_us: int | None = field(default=None, init=False)
+    routed_us: int | None = field(default=None, init=False)
+    plan: Plan | None = field(default=None, init=False)
+    refused_by: Switch | None = field(default=None, init=False)
+    shadow: Copy | None = field(default=None, init=False)
+    attempts: list[Attempt] = field(default_factory=list, init=False)
+    faults: list[Fault] = field(default_factory=list, init=False)
+    won: Attempt | None = field(default=None, init=False)
+    route: Route | None = field(default=None, init=False)
+    timing: Timing | None = field(default=None, init=False)
+    ordering_us: int = field(default=0, init=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -104,6 +115,27 @@ class Walk:
             attempts=len(self.attempts),
             replica=place.replica,
         )
+
+    def started(self) -> Started:
+        """The first event of its answer. Raises as `seen` does."""
+        if self.request.ordering_key:
+            self.check_turn()
+        assert self.route is not None  # noqa: S101 - the walk dispatches before it answers
+        started = Started(route=self.route, verdict=self.verdict)
+        return started if self.recall is None else self.recall.started(started)
+
+    def seen(self, part: Part) -> Part:
+        """A part of its answer, which goes to the caller now, and is kept by who keeps it.
+
+        Raises the `GatewayError` where another may be at its place in the order by now.
+        """
+        if self.request.ordering_key:
+            self.check_turn()
+        if self.shadow is not None:
+            self.shadow.seen(part)
+        if self.recall is not None:
+            self.recall.seen(part)
+        return part
 
     def win(self, attempt: Attempt) -> None:
         """It is the one of two that answers."""
@@ -160,11 +192,14 @@ class Walk:
     def timing_at(self, now_us: int) -> Timing:
         """How long everything has taken until now."""
         last, received_us = self.last, self.request.received_us
-        gate_us = sum([attempt.gate_us for attempt in self.attempts])
+        gate_us = backend_us = 0
+        for attempt in self.attempts:
+            gate_us += attempt.gate_us
+            backend_us += attempt.backend_us
         queue_us = last.queue_us if last else None
         return Timing(
             total_us=now_us - received_us,
             admit_us=(self.admitted_us or now_us) - received_us,
-            backend_us=sum([attempt.backend_us for attempt in self.attempts]),
+            backend_us=backend_us,
             queue_us=(queue_us or 0) + gate_us if gate_us else queue_us,
         )

@@ -21,7 +21,7 @@ from gateway.core.errors import (
     MalformedRequest,
     UnknownModel,
 )
-from gateway.core.types import Answer, Delta, Event, Message, OpenAIApi, Usage
+from gateway.core.types import Answer, Delta, Deltas, Event, Message, OpenAIApi, Usage
 from gateway.http.exchange import Response
 from gateway.pipeline import Task
 from gateway.tasks.chat import Chat, Parse, parse_chat, parse_completion, parse_responses
@@ -147,6 +147,8 @@ def _stream_form(api: OpenAIApi) -> StreamForm:
     count = itertools.count()
 
     def written(event: Event) -> bytes | None:
+        if isinstance(event, Deltas):
+            return event.wire
         if not isinstance(event, Delta):
             return None
         next(count)

@@ -22,7 +22,20 @@ from gateway.core.errors import (
     UnknownModel,
     UnsupportedMediaType,
 )
-from gateway.core.types import Answer, Delta, Finished, Message, Part, Route, Tensor, Tensors, Timing, Usage
+from gateway.core.types import (
+    Answer,
+    Delta,
+    Deltas,
+    Finished,
+    Message,
+    Part,
+    Route,
+    Tensor,
+    Tensors,
+    Timing,
+    Usage,
+    singly,
+)
 
 VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BI")
@@ -58,6 +71,8 @@ def weight(part: Part) -> int:
     """About how many bytes it will take, without looking into it: what is not known counts nothing."""
     if isinstance(part, Delta):
         return len(part.data) + len(part.event)
+    if isinstance(part, Deltas):
+        return len(part.wire)
     if isinstance(part, Message):
         return len(part.body)
     return sum([memoryview(one.data).nbytes for one in part.outputs]) if isinstance(part, Tensors) else 0
@@ -75,7 +90,7 @@ def written(recording: Recording) -> bytes | None:
         return None
     else:
         header["route"] = _words(recording.route)
-        header["parts"] = [_part_words(part, blobs) for part in recording.parts]
+        header["parts"] = [_part_words(one, blobs) for part in recording.parts for one in singly(part)]
         header["usage"] = _words(recording.finished.usage)
         header["timing"] = _words(recording.finished.timing)
     header["blobs"] = [memoryview(blob).nbytes for blob in blobs]
@@ -135,6 +150,7 @@ def _part_words(part: Part, blobs: list[bytes | memoryview]) -> list[Any]:
         arrays: list[list[Any]] = []
         output = _without_arrays(part.output, [], arrays, blobs)
         return ["a", output, arrays, _words(part.usage)]
+    assert isinstance(part, Tensors)  # noqa: S101 - for the type checker: `Deltas` come one by one
     blobs += [tensor.data for tensor in part.outputs]
     tensors = [[tensor.name, tensor.datatype, tensor.shape] for tensor in part.outputs]
     return ["t", tensors, part.version, part.queue_us, dict(part.parameters), part.is_final]

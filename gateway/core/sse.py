@@ -11,6 +11,9 @@ BOM: Final = b"\xef\xbb\xbf"
 DEFAULT_MAX_EVENT_BYTES: Final = 4 * 1024 * 1024  # an image answer in base64 fits; a runaway upstream does not
 
 _END: Final = b"\n\n"
+_FIRST: Final = b"data: {"
+_LAST: Final = b"}\n\n"
+_NEXT: Final = _LAST + _FIRST
 _Event = TypeVar("_Event")
 
 
@@ -38,6 +41,23 @@ class SseParser:
     def at_boundary(self) -> bool:
         """Whether nothing of an unfinished event has come: a stream that ends here ended cleanly."""
         return not self._tail and not self._head
+
+    def takes_whole(self, read: bytes) -> bool:
+        """Take a read that is nothing but whole events, each an object of JSON in one line; whether it was one.
+
+        Nearly every read is, and may be passed on as it is.
+        """
+        is_plain = (
+            not self._tail
+            and not self._after_cr
+            and read.startswith(_FIRST)
+            and read.endswith(_LAST)
+            and read.find(b"\r") < 0  # faster than `in`, which takes its word for a number first
+            and read.count(b"\n") == 2 * read.count(_NEXT) + 2
+        )
+        if is_plain:
+            self._head = None
+        return is_plain
 
     def feed(self, read: bytes) -> list[bytes]:
         """The payloads completed by this read (several `data` lines joined by newlines), whatever their names.

@@ -3,9 +3,9 @@
 One file, longer than others, since they name each other all the way from the caller to the answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from gateway.core.trace import Headers, Trace
 from gateway.core.values import quick_value
@@ -292,13 +292,27 @@ class Delta:
 
 
 @quick_value
+class Deltas:
+    """One or several such events that came together, none with a name or with usage.
+
+    `wire`: as they are sent on, each `data: `, its payload in one line, and an empty line.
+    """
+
+    wire: bytes
+
+    def each(self) -> list[Delta]:
+        """One by one."""
+        return [Delta(data=line.removeprefix(b"data: ")) for line in self.wire.removesuffix(b"\n\n").split(b"\n\n")]
+
+
+@quick_value
 class Metered:
     """What a streamed answer has used up so far; the last one counts. For our books alone: the caller did not ask."""
 
     usage: Usage
 
 
-BackendEvent = Tensors | Message | Delta | Metered
+BackendEvent = Tensors | Message | Delta | Deltas | Metered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,7 +449,19 @@ class Finished:
     timing: Timing
 
 
-Part = Answer | Message | Delta | Tensors
+STREAMED: Final = (Deltas, Delta)
+"""What the streams of LLMs are made of, for `isinstance`."""
+
+Part = Answer | Message | Delta | Deltas | Tensors
 """A whole answer, or one of its parts, in the form of its task's contract."""
 
+Parts = AsyncGenerator[Part, None]
+
 Event = Started | Part | Finished
+
+_Kind = TypeVar("_Kind", BackendEvent, Part)
+
+
+def singly(event: _Kind) -> Sequence[_Kind]:
+    """An event of a backend, or a part of an answer; where it is several, one by one."""
+    return event.each() if isinstance(event, Deltas) else (event,)

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from gateway.backends.llm.backend import LLMBackend
 from gateway.backends.llm.openai_codec import OpenAICodec
 from gateway.core.errors import BackendError
-from gateway.core.types import BackendCall, OpenAIPayload
+from gateway.core.types import BackendCall, OpenAIPayload, singly
 from tests.kit.upstream import Upstream
 
 LONG_US = 5_000_000
@@ -29,12 +29,20 @@ async def events(up, *, timeout_us=LONG_US, backend=None, **asked):
     try:
         async with aclosing(own.infer(call(**asked), timeout_us=timeout_us)) as answer:
             async for item in answer:
-                found.append(item)  # noqa: PERF401 - what came before a fault must be kept
+                found += singly(item)
     except BackendError as error:
         found.append(error.fault)
     finally:
         if backend is None:
             await own.close()
+    return found
+
+
+async def some(answer, count):
+    """At least so many events of a stream, one by one: as many as come together with them."""
+    found = []
+    while len(found) < count:
+        found += singly(await anext(answer))
     return found
 
 

@@ -17,7 +17,7 @@ from gateway.backends.llm.openai_faults import Waiting
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFigures
 from gateway.core.texts import logged
-from gateway.core.types import BackendCall, BackendEvent, Delta, EngineLoad, OpenAIPayload, Place, Speech
+from gateway.core.types import STREAMED, BackendCall, BackendEvent, EngineLoad, OpenAIPayload, Place, Speech
 
 PROBE_TIMEOUT_US: Final = 1_000_000
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # Triton's OpenAI front end bounds bodies by the same
@@ -104,7 +104,7 @@ class LLMBackend:
         self._ask_at: dict[str, float] = {}
 
     async def infer(self, call: BackendCall, *, timeout_us: int) -> AsyncGenerator[BackendEvent, None]:
-        """One `Message`, or `Delta`s and `Metered` usage as they come.
+        """One `Message`, or `Delta`s, `Deltas` and `Metered` usage as they come.
 
         Status and content type are settled before the first event. A stream that ends early, is cut, or turns into an
         error raises at that point. Closing the iterator closes the connection at once. While nobody takes the next
@@ -145,7 +145,7 @@ class LLMBackend:
 
     def _begin(self, response: Connection, event: BackendEvent) -> bool:
         """Whether the answer has begun, with the first event that the caller sees: only pauses count from here on."""
-        if not isinstance(event, Delta):
+        if not isinstance(event, STREAMED):
             return False
         response.limit_silence(self._limits.idle_us / 1e6)
         return True

@@ -1,11 +1,11 @@
 """What a codec of an LLM protocol offers. Pure: bytes and payloads in, bytes and core events out."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from gateway.backends.llm.openai_faults import Waiting
 from gateway.core.errors import Fault
-from gateway.core.types import Delta, Message, Metered, OpenAIPayload
+from gateway.core.types import Delta, Deltas, Message, Metered, OpenAIPayload
 from gateway.core.values import quick_value
 
 
@@ -17,11 +17,11 @@ class Stream(Protocol):
 
     is_done: bool
 
-    def feed(self, read: bytes) -> Iterator[Delta | Metered]:
+    def feed(self, read: bytes) -> Iterable[Delta | Deltas | Metered]:
         """The events completed by this read, to be used up before the next is fed. Raises `BackendError`."""
         ...
 
-    def end(self) -> Iterator[Delta | Metered]:
+    def end(self) -> Iterable[Delta | Deltas | Metered]:
         """The body has ended: what is still to be said (where the body's end is the protocol's own end of a stream).
 
         Raises `BackendError` BROKEN if that was too early.

@@ -6,7 +6,7 @@ or, against the protocol, tool calls without a number; the rest are looked at as
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -15,7 +15,7 @@ from gateway.backends.llm.openai_faults import UpstreamError, Waiting, error_in,
 from gateway.backends.llm.openai_writer import broken, count, read_object, rewritten, written
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.sse import SseParser, SseTooLarge
-from gateway.core.types import Delta, Message, Metered, OpenAIApi, OpenAIPayload, Usage
+from gateway.core.types import Delta, Deltas, Message, Metered, OpenAIApi, OpenAIPayload, Usage
 
 DONE: Final = b"[DONE]"
 MAX_CALLS: Final = 1024  # tool calls of one choice, and choices with some: more is an upstream that has run away
@@ -108,40 +108,33 @@ def usage_of(parsed: Mapping[str, Any]) -> Usage | None:
     usage = parsed.get("usage")
     if not isinstance(usage, dict):
         return None
-    input_details = _part(usage, "prompt_tokens_details", "input_tokens_details")
-    output_details = _part(usage, "completion_tokens_details", "output_tokens_details")
-    if "cached_tokens" not in input_details:
-        input_details = {"cached_tokens": usage.get("prompt_cache_hit_tokens")}  # DeepSeek
+    told = usage.get
+    cached, reasoning = told("prompt_cache_hit_tokens"), None  # DeepSeek
+    if isinstance(details := told("prompt_tokens_details") or told("input_tokens_details"), dict):
+        cached = details.get("cached_tokens", cached)
+    if isinstance(details := told("completion_tokens_details") or told("output_tokens_details"), dict):
+        reasoning = details.get("reasoning_tokens")
     return Usage(
-        input_tokens=_count(usage, "prompt_tokens", "input_tokens"),
-        output_tokens=_count(usage, "completion_tokens", "output_tokens"),
-        cached_tokens=_count(input_details, "cached_tokens"),
-        reasoning_tokens=_count(output_details, "reasoning_tokens"),
+        input_tokens=_count(told("prompt_tokens"), told("input_tokens")),
+        output_tokens=_count(told("completion_tokens"), told("output_tokens")),
+        cached_tokens=count(cached),
+        reasoning_tokens=count(reasoning),
     )
 
 
-def _count(counts: Mapping[str, Any], *names: str) -> int | None:
+def _count(value: object, other: object) -> int | None:
     """The first of these that is a number of tokens."""
-    for name in names:
-        found = count(counts.get(name))
-        if found is not None:
-            return found
-    return None
-
-
-def _part(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    for name in names:
-        part = usage.get(name)
-        if isinstance(part, dict):
-            return part
-    return {}
+    found = count(value)
+    return count(other) if found is None else found
 
 
 # --- streams --------------------------------------------------------------------------------------------
 
 
 class ChatStream:
-    """Reads of a chat or completions stream in, `Delta`s and `Metered` usage out.
+    """Reads of a chat or completions stream in, `Deltas`, `Delta`s and `Metered` usage out.
+
+    A read of whole events that tell nothing, as nearly all are, is passed on as it came.
 
     An event that exists only because we asked for usage comes as `Metered` alone and is not passed on. Where several
     events tell usage, the last one counts (they are running totals).
@@ -155,11 +148,16 @@ class ChatStream:
         self._calls: dict[object, _ToolCalls] = {}
         self.is_done = False
 
-    def feed(self, read: bytes) -> Iterator[Delta | Metered]:
+    def feed(self, read: bytes) -> Iterable[Delta | Deltas | Metered]:
         """The events completed by this read; none after `[DONE]`. To be used up before the next read is fed.
 
         Raises `BackendError` at an error event and at an event that is not JSON.
         """
+        if not _is_telling(read) and self._parser.takes_whole(read):
+            return (Deltas(wire=read),)
+        return self._one_by_one(read)
+
+    def _one_by_one(self, read: bytes) -> Iterator[Delta | Metered]:
         payloads, fault = _completed(self._parser.feed, read)
         for payload in payloads:
             if payload[:1] != b"{":
@@ -182,15 +180,9 @@ class ChatStream:
     def _event(self, payload: bytes) -> Delta | Metered:
         if b"\n" in payload:
             payload = _one_line(payload)
-        has_calls = b'"tool_calls"' in payload and _TOOL_CALLS.search(payload) is not None
-        if (
-            payload[:1] == b"{"
-            and payload[-1:] == b"}"
-            and not has_calls
-            and (b'"usage"' not in payload or not _USAGE.search(payload))
-            and (b'"error"' not in payload or not _ERROR.search(payload))
-        ):
+        if payload[:1] == b"{" and payload[-1:] == b"}" and not _is_telling(payload):
             return Delta(data=payload)
+        has_calls = _TOOL_CALLS.search(payload) is not None
         parsed = read_object(payload)
         error = error_in(parsed)
         if error is not None:
@@ -217,6 +209,16 @@ class ChatStream:
                 changes = [numbers.complete(call) for call in calls if isinstance(call, dict)]
                 has_changed = has_changed or any(changes)
         return has_changed
+
+
+def _is_telling(text: bytes) -> bool:
+    """Whether it has to be read as JSON: it may tell usage, or an error, or bear tool calls."""
+    found = text.find  # faster than `in`, which takes its word for a number first
+    return (
+        (found(b'"usage"') >= 0 and _USAGE.search(text) is not None)
+        or (found(b'"error"') >= 0 and _ERROR.search(text) is not None)
+        or (found(b'"tool_calls"') >= 0 and _TOOL_CALLS.search(text) is not None)
+    )
 
 
 class _ToolCalls:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from gateway.core.shadows import said
 from gateway.core.tensors import BF16, BYTES, DTYPES
-from gateway.core.types import Answer, Delta, Message, Part, Tensor, Tensors
+from gateway.core.types import STREAMED, Answer, Delta, Message, Part, Tensor, Tensors, singly
 
 What = Literal["label", "embedding", "text", "tool_calls", "probability", "tensors", "nothing"]
 
@@ -96,8 +96,9 @@ def reading(parts: Sequence[Part]) -> Reading:
             return _of_output(first.output)
         if isinstance(first, Message):
             return _of_choices(said.in_body(first.body))
-        if isinstance(first, Delta):
-            return _of_choices(said.in_stream([part for part in parts if isinstance(part, Delta)]))
+        if isinstance(first, STREAMED):
+            events = [one for part in parts for one in singly(part) if isinstance(one, Delta)]
+            return _of_choices(said.in_stream(events))
     except (said.Unreadable, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = str(error) if isinstance(error, said.Unreadable) else "an answer is not of the form that it should be"
         return Reading(kind="nothing", reason=reason)

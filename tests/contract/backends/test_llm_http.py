@@ -8,8 +8,8 @@ import zlib
 import pytest
 
 from gateway.core.errors import BackendError, FaultKind
-from gateway.core.types import BackendCall, Delta, Message, Metered, OpenAIPayload, Place, TensorPayload, Usage
-from tests.kit.llm import LONG_US, SHORT_US, call, endpoint, events, fault
+from gateway.core.types import BackendCall, Delta, Message, Metered, OpenAIPayload, Place, TensorPayload, Usage, singly
+from tests.kit.llm import LONG_US, SHORT_US, call, endpoint, events, fault, some
 from tests.kit.upstream import (
     DONE,
     FIN,
@@ -32,7 +32,8 @@ from tests.kit.upstream import (
 
 
 def texts(found):
-    return [json.loads(item.data)["choices"][0]["delta"]["content"] for item in found if item.data]
+    events = [one for item in found for one in singly(item)]
+    return [json.loads(one.data)["choices"][0]["delta"]["content"] for one in events if one.data]
 
 
 async def left(seen):
@@ -339,8 +340,7 @@ async def test_closing_a_stream_closes_the_connection():  # ST-08
     async with Upstream([sse_head(), *(event(delta(str(number))) for number in range(3)), HOLD]) as up:
         backend = endpoint(up.base_url)
         answer = backend.infer(call(stream=True), timeout_us=LONG_US)
-        for _ in range(3):
-            await anext(answer)
+        assert len(await some(answer, 3)) == 3
         await answer.aclose()
         await left(up.requests[0])
         await backend.close()

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.core.sse import SseParser, SseTooLarge
+from gateway.core.types import Deltas
 
 
 def parsed(stream, cuts=()):
@@ -136,3 +137,34 @@ def test_an_endless_event_is_stopped_before_its_end():
     parser.feed(b"data: " + b"x" * 14)
     with pytest.raises(SseTooLarge):
         parser.feed(b"x")
+
+
+OBJECT = st.text(st.characters(exclude_characters="\r\n"), max_size=20).map(lambda text: b"{%b}" % text.encode())
+
+
+@given(st.lists(OBJECT, min_size=1, max_size=5))
+def test_a_read_of_whole_objects_is_taken_as_it_is(objects):
+    read = b"".join(b"data: %b\n\n" % one for one in objects)
+    parser = SseParser()
+    assert parser.takes_whole(read)
+    assert [one.data for one in Deltas(wire=read).each()] == objects == parsed(read)[0]
+    assert parser.at_boundary
+    assert parser.feed(b"data: a\n\n") == [b"a"]
+
+
+@given(st.lists(st.sampled_from([b"data: {", b"}", b"\n", b"\n\n", b"\r", b"a", b": "]), max_size=12).map(b"".join))
+@example(b"data: {}\n\ndata: {}\n\n")
+@example(b"data: {}\n\n\ndata: {}\n\n")
+@example(b"data: {}\n\na\n\ndata: {}\n\n")
+@example(b"data: {}\ndata: {}\n\n")
+@example(b"data: {\r}\n\n")
+def test_whatever_is_taken_as_it_is_has_the_same_events(read):
+    if SseParser().takes_whole(read):
+        assert [one.data for one in Deltas(wire=read).each()] == parsed(read)[0]
+
+
+@pytest.mark.parametrize("before", [b"data: {", b"data: {}\n\n\r", b"event: x\n"])
+def test_no_read_is_taken_as_it_is_behind_a_part_of_another(before):
+    parser = SseParser()
+    parser.feed(before)
+    assert not parser.takes_whole(b"data: {}\n\n")

@@ -349,6 +349,10 @@ TOKENS = [chunk({"content": " " + word}) for word in WORDS]
 )
 def test_tokens_of_a_stream(events: list[bytes], expected: int):
     assert counted(*events) == expected
+    together = StreamCount()
+    if events:
+        together.add_all(b"".join(b"data: %b\n\n" % event for event in events))
+    assert together.tokens == expected
 
 
 @pytest.mark.parametrize("size", [5, 10, 30])
