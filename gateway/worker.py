@@ -39,6 +39,8 @@ async def work(settings: Settings, listener_fd: int) -> None:
         gc.freeze()  # what is there now stays; searching through it for garbage would only hold requests up
         gc.set_threshold(20_000, 20, 50)  # a request makes hundreds of objects that die by themselves
         sys.setswitchinterval(SWITCH_S)
+        # The loop keeps a list of open generators, to close them at its end: ours are closed by those who read them.
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=sys.get_asyncgen_hooks().finalizer)
         await serve_app(app, [listener], stop, drain_s=server.drain_timeout_s, max_message_bytes=server.max_body_bytes)
 
 

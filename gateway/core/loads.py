@@ -61,18 +61,6 @@ class Standing:
         return self.first_token_us is not None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Sending:
-    """A request at a place, from `sent` to `ended`; the board's own."""
-
-    place: Place
-    tokens: int
-    sent_us: int
-    clock_us: float
-    has_begun: bool = False
-    is_open: bool = True
-
-
 @dataclass(slots=True)
 class _Server:
     """One that has requests now. `clock_us` is the virtual clock, read at `seen_us`."""
@@ -143,6 +131,20 @@ class _Record:
         self.streams.add(first_token_us, now_us)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sending:
+    """A request at a place, from `sent` to `ended`; the board's own."""
+
+    place: Place
+    server: _Server
+    record: _Record
+    tokens: int
+    sent_us: int
+    clock_us: float
+    has_begun: bool = False
+    is_open: bool = True
+
+
 class LoadBoard:
     """The loads and figures of all places of a process. Each `sent` is followed by one `ended`, however it ends."""
 
@@ -152,7 +154,9 @@ class LoadBoard:
 
     def sent(self, place: Place, *, tokens: int, now_us: int) -> Sending:
         """A request of so many tokens, prompt and answer, goes to `place`."""
-        server = self._servers.setdefault((place.backend, place.replica), _Server(seen_us=now_us))
+        server = self._servers.get((place.backend, place.replica))
+        if server is None:
+            server = self._servers[place.backend, place.replica] = _Server(seen_us=now_us)
         clock_us = server.tick(now_us)
         tokens = max(0, tokens)
         server.requests += 1
@@ -160,7 +164,7 @@ class LoadBoard:
         record = self._record(place)
         record.requests += 1
         record.sent_us = now_us
-        return Sending(place=place, tokens=tokens, sent_us=now_us, clock_us=clock_us)
+        return Sending(place=place, server=server, record=record, tokens=tokens, sent_us=now_us, clock_us=clock_us)
 
     def began(self, sending: Sending, *, now_us: int, is_stream: bool) -> None:
         """Its first part has come, which may be the whole. Only a stream's tells how soon the place has a first token.
@@ -170,9 +174,7 @@ class LoadBoard:
         if sending.has_begun or not sending.is_open:
             return
         sending.has_begun = True
-        record = self._records.get(sending.place)
-        if record is None:
-            return
+        record = sending.record
         took_us = max(0, now_us - sending.sent_us)
         if is_stream:
             record.measure(took_us, now_us)
@@ -183,8 +185,7 @@ class LoadBoard:
         """The request's share of its server's time so far, in microseconds; 0 once it has ended."""
         if not sending.is_open:
             return 0
-        server = self._servers[sending.place.backend, sending.place.replica]
-        return round(server.tick(now_us) - sending.clock_us)
+        return round(sending.server.tick(now_us) - sending.clock_us)
 
     def ended(self, sending: Sending, *, now_us: int) -> int:
         """It has ended, whichever way; returns its share as `share` does. Said again, it changes nothing."""
@@ -192,15 +193,12 @@ class LoadBoard:
             return 0
         share_us = self.share(sending, now_us=now_us)
         sending.is_open = False
-        key = (sending.place.backend, sending.place.replica)
-        server = self._servers[key]
+        server = sending.server
         server.requests -= 1
         server.tokens -= sending.tokens
-        if not server.requests:
-            del self._servers[key]  # an idle server's clock stands still: the next one may begin at 0
-        record = self._records.get(sending.place)
-        if record is not None:
-            record.requests -= 1
+        if not server.requests:  # an idle server's clock stands still: the next one may begin at 0
+            del self._servers[sending.place.backend, sending.place.replica]
+        sending.record.requests -= 1
         return share_us
 
     def paid(self, place: Place, *, nano_usd: int, tokens: int) -> None:
