@@ -22,9 +22,9 @@ from typing import Annotated, Any, Final
 import typer
 import uvloop
 
-from gateway.http_server import bind
-from gateway.serve import work
+from gateway.http.server import bind
 from gateway.settings import METRICS_DIR_ENV, load_settings
+from gateway.worker import work
 from tests.bench.flame import LIMITS, Load, canned
 from tests.kit.redis import HOST, RedisServer
 from tests.kit.serving import KEY, config
