@@ -65,6 +65,9 @@ class RedisSwitch:
         self._left, self._verb = commands, verb
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # it came while `refuse` cut what was open
+            writer.transport.abort()
+            return
         self.accepted += 1
         task = asyncio.ensure_future(self._relay(reader, writer))
         self._connections.add(task)
