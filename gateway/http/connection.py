@@ -10,6 +10,7 @@ import httptools
 from uvicorn.server import ServerState
 
 from gateway.http import heads
+from gateway.http.chunks import Chunks
 from gateway.http.exchange import Exchange, Response
 from gateway.http.websocket import WebSocket
 
@@ -61,7 +62,8 @@ class Connection(asyncio.Protocol):
         self._fields: list[tuple[bytes, bytes]] = []
         self._head = bytearray()
         self._is_in_head = True
-        self._body_left: int | None = 0  # None: chunked, only the parser knows
+        self._body_left = 0
+        self._chunks: Chunks | None = None  # of a body whose length was not told
         self._reading: Exchange | None = None  # whose body comes
         self._current: Exchange | None = None  # that is answered
         self._waiting: deque[Exchange] = deque()  # behind it
@@ -119,13 +121,24 @@ class Connection(asyncio.Protocol):
                 data = self._take_head(data)
             elif self._is_answered():
                 self._linger()  # a body that nobody wants, after the answer
-            elif self._body_left is None:
-                self._feed(data)
-                return
+            elif self._chunks is not None:
+                data = self._take_chunks(data, self._chunks)
             else:
                 body, data = data[: self._body_left], data[self._body_left :]
                 self._body_left -= len(body)
                 self._feed(body)
+
+    def _take_chunks(self, data: bytes, chunks: Chunks) -> bytes:
+        """Feed what is of a chunked body to the parser; what follows it."""
+        try:
+            size = chunks.size(data)
+        except ValueError:
+            self._refuse_malformed()
+            return b""
+        self._feed(data[:size])
+        if self._is_in_head != chunks.is_over and not (self._is_refused or self._transport.is_closing()):
+            self._refuse_malformed()  # nobody knows where the next request would begin
+        return data[size:]
 
     # --- heads ------------------------------------------------------------------------------------------------
 
@@ -172,14 +185,15 @@ class Connection(asyncio.Protocol):
         """The connection is a WebSocket's from now on."""
         if self._upgrade is None:  # pragma: no cover - then nothing is upgrading
             return
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        for timer in (self._head_timer, self._idle_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
         connections: set[Any] = self.state.connections
         connections.discard(self)
         heir = self._upgrade()
         heir.connection_made(self._transport)
+        if not self.is_writable:  # the answers before it are still on their way
+            heir.pause_writing()
         lines = [b"GET %b HTTP/1.1\r\n" % self._url, *[b"%b: %b\r\n" % field for field in self._fields], b"\r\n"]
         heir.data_received(b"".join(lines))
         self._transport.set_protocol(heir)
@@ -204,8 +218,9 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._fields.append((name.lower(), value))
+        """One header; trailers are left out."""
+        if self._reading is None:
+            self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """What follows is a body, or the next request."""
@@ -214,7 +229,8 @@ class Connection(asyncio.Protocol):
         fields, self._fields = self._fields, []
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(fields)}
         self._is_in_head = False
-        self._body_left = None if "transfer-encoding" in headers else int(headers.get("content-length", 0))
+        self._chunks = Chunks() if "transfer-encoding" in headers else None
+        self._body_left = int(headers.get("content-length", 0))
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -287,6 +303,8 @@ class Connection(asyncio.Protocol):
             self._begin(self._waiting.popleft())
         if not self._waiting:
             self.read_on()
+            if self._head:  # begun during the answer
+                self._start_head_timer()
             self._idle_since = self._loop.time()
             if self._idle_timer is None:
                 self._idle_timer = self._loop.call_later(KEEP_ALIVE_S, self._close_if_idle)

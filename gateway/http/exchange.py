@@ -136,7 +136,7 @@ class Exchange:
         """
         self._line.read_on()
         while not (self._parts or self.is_whole or self.has_left):
-            if self._expects_continue:
+            if self._expects_continue and not self.has_begun:  # in the middle of an answer it would be a part of that
                 self._expects_continue = False
                 self._line.write(_CONTINUE)
             await self._woken()

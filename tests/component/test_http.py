@@ -311,3 +311,74 @@ async def test_what_an_application_fails_on_is_a_500_and_the_end_of_the_connecti
         answer = await talk(SimpleNamespace(url=url), LIVE + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
     assert answer.endswith(b"\r\n\r\nInternal Server Error")
+
+
+async def test_a_head_that_began_during_an_answer_has_its_time_too(monkeypatch):
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
+    async with gateway() as gw:
+        answer = await talk(gw, LIVE + b"\r\nGET /he")
+    assert answer.count(b"HTTP/1.1 200") == 1
+
+
+CHUNKED = HEAD.replace(b"content-length: %d" % len(BODY), b"transfer-encoding: chunked")
+CHUNKS = b"5;a=b\r\n%b\r\n%X\r\n%b\r\n0\r\nx-after: 1\r\n\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:])
+
+
+async def test_requests_behind_chunked_bodies_cut_anywhere():
+    offers = CHUNKED + H2C + b"\r\n" + CHUNKS + HEAD + H2C + b"\r\n" + BODY
+    stream = offers + LIVE + b"connection: close\r\n\r\n"
+    async with gateway() as gw:
+        end = stream.index(CHUNKS) + len(CHUNKS)
+        for at in range(end - 20, end + 20):
+            answer = await talk(gw, stream[:at], stream[at:])
+            assert answer.count(b"HTTP/1.1 200") == 3
+        assert (await talk(gw, *(stream[i : i + 1] for i in range(len(stream))))).count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize("flood", [b"a: b\r\n", b"a"], ids=["many", "one"])
+@pytest.mark.parametrize("before", [b"1\r\nx\r\n0\r\n", b"1;", b"1"], ids=["trailers", "extensions", "size"])
+async def test_what_is_around_chunks_is_bounded(before, flood):
+    answer = b""
+    async with gateway() as gw:
+        with contextlib.suppress(ConnectionError):  # reset, where more came than was read
+            answer = await talk(gw, CHUNKED + b"\r\n" + before, *[flood * (20_000 // len(flood))] * 10)
+        await until(lambda: gw.seen.at_the_door)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+    assert gw.seen.at_the_door[0].code == "client_closed"  # and not that its time is up
+
+
+async def test_no_word_that_a_body_is_wanted_stands_in_an_answer():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await receive()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with served(Asgi(app)) as url:
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+        answer = await talk(SimpleNamespace(url=url), head, b"x")
+    assert b"100 Continue" not in answer
+    assert answer.endswith(b"\r\n\r\nok")
+
+
+async def test_a_socket_behind_an_answer_that_is_not_taken_yet_has_to_wait_too():
+    said = []
+    heir = SimpleNamespace(
+        connection_made=lambda _: said.append("made"),
+        pause_writing=lambda: said.append("paused"),
+        data_received=said.append,
+    )
+    transport = SimpleNamespace(
+        get_extra_info=lambda _: None,
+        write=lambda _: None,
+        abort=lambda: None,
+        is_closing=lambda: False,
+        set_protocol=lambda _: None,
+        get_protocol=lambda: heir,
+    )
+    one = connection.Connection(None, connection.State(), lambda: heir)
+    one.connection_made(transport)
+    one.pause_writing()
+    one.data_received(LIVE + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n")
+    assert said[:2] == ["made", "paused"]
+    assert one._write_timer.cancelled()  # or it would cut the socket off, whatever its peer takes
