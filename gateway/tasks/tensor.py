@@ -13,6 +13,7 @@ from local_runtime.errors import InferenceError
 from local_runtime.protocol.oip_json import Asked, read_document
 
 _FIELDS: Final = ("model", "version", "inputs", "outputs")
+MAX_VERSION: Final = 20  # digits: Triton reads versions as int64
 _SHOWN: Final = 100  # characters of a name that is none
 
 
@@ -79,7 +80,7 @@ class TensorTask:
             asked = read_document(model, document | {"parameters": parameters}, oip.Wire)
         except InferenceError as error:
             raise InvalidInput(triton_plain(error.message), field="input.inputs") from error
-        check_name(model)
+        check_name(model, version)
         return named(model, version, asked)
 
     def payload(self, parsed: TensorInput) -> TensorPayload:
@@ -98,8 +99,8 @@ def named(model: str, version: str, asked: Asked[Tensor], *, stream: bool = Fals
     )
 
 
-def check_name(model: str) -> None:
-    """Raise `UnknownModel` for what no model can be called, before anybody looks for it."""
-    if not oip.is_name(model):
+def check_name(model: str, version: str = "") -> None:
+    """Raise `UnknownModel` for what no model or version can be called, before anybody looks for it, or remembers it."""
+    if not oip.is_name(model) or len(version) > MAX_VERSION:
         shown = model[:_SHOWN].encode("ascii", "backslashreplace").decode()
         raise UnknownModel(f"Request for unknown model: '{shown}' is not found")

@@ -2,8 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
+
+REMEMBERED = 1024  # paths of clients that call few models; any other path is only a little slower
+MAX_REMEMBERED = 512  # bytes of such a path: clients choose it, and a head may hold 64 KiB
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,14 @@ def route(raw_path: bytes) -> Route | None:
     if parts[0] or not all(parts[1:]):
         return None
     return _route(parts[1:])
+
+
+def known_route(raw_path: bytes) -> Route | None:
+    """As `route`, of which the usual ones are remembered."""
+    return (_known if len(raw_path) <= MAX_REMEMBERED else route)(raw_path)
+
+
+_known = lru_cache(REMEMBERED)(route)
 
 
 def _route(parts: tuple[str, ...]) -> Route | None:

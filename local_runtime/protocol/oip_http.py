@@ -6,7 +6,6 @@ request out of the queue (Triton runs on).
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -19,7 +18,7 @@ from local_runtime.protocol import oip_describe
 from local_runtime.protocol.answering import INTERNAL_TEXT, infer_once, server_version
 from local_runtime.protocol.http_connection import Exchange
 from local_runtime.protocol.http_exchange import BINARY_TYPE, HttpError, Reply, compressed, error_reply, plain_body
-from local_runtime.protocol.http_routes import METHODS, Route, route
+from local_runtime.protocol.http_routes import METHODS, Route, known_route
 from local_runtime.protocol.json_text import dump, error_body
 from local_runtime.protocol.metrics import CONTENT_TYPE, render
 from local_runtime.protocol.oip_generate import DECOUPLED, ONE_ANSWER, decode_generate, encode_generate
@@ -45,7 +44,6 @@ STATUS: Mapping[ErrorCode, HTTPStatus] = MappingProxyType(
     }
 )
 _NOT_OFFERED = "shared memory, trace and log settings are not offered by this server"
-_REMEMBERED_PATHS = 1024  # of clients that call few models; any other path is only a little slower
 
 
 class HttpApp:
@@ -54,7 +52,6 @@ class HttpApp:
     def __init__(self, runtime: LocalRuntime, *, max_input_bytes: int) -> None:
         self._runtime = runtime
         self.max_input_bytes = max_input_bytes
-        self._route = functools.lru_cache(_REMEMBERED_PATHS)(route)
         self._calls: Mapping[str, _Call] = {
             "infer": self._infer,
             "generate": self._generate,
@@ -111,7 +108,7 @@ class HttpApp:
 
     def _found(self, exchange: Exchange) -> Route:
         head = exchange.head
-        found = self._route(head.path)
+        found = known_route(head.path)
         if found is None:
             raise HttpError(HTTPStatus.NOT_FOUND, "Not Found")
         method = METHODS[found.call]

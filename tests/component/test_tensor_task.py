@@ -53,6 +53,7 @@ async def test_what_is_wrong_is_named():
             ({"model": "m"}, 422, "input.inputs"),
             ({**INPUT, "inputs": [{**INPUT["inputs"][0], "shape": [3]}]}, 422, "input.inputs"),
             ({**INPUT, "model": "../x"}, 404, None),
+            ({**INPUT, "version": "1" * 21}, 404, None),  # it would be remembered, however long
         ):
             reply = await gw.post(PATH, {"input": given})
             problem = reply.json()

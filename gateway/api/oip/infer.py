@@ -35,7 +35,7 @@ async def infer(visit: Visit, found: Route) -> Response:
     With `Accept: text/event-stream` or `application/x-ndjson` each of the model's answers is sent when it comes.
     """
     entered(visit)
-    check_name(found.model)
+    check_name(found.model, found.version)
     asked = await _asked(visit, found)
     stream = _stream_type(visit)
     with told_as(visit.id, asked.request_id):
@@ -106,7 +106,7 @@ async def _asked(visit: Visit, found: Route) -> Asked[Tensor]:
 
 async def _generation(visit: Visit, found: Route) -> Asked[Tensor]:
     entered(visit)
-    check_name(found.model)
+    check_name(found.model, found.version)
     body = await body_of(visit)
     facts = await _facts(visit, found)
     with refusing():

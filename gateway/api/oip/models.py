@@ -129,7 +129,7 @@ async def not_offered(visit: Visit, _found: Route) -> Response:
 
 async def _of_model(visit: Visit, found: Route, call: Callable[[ModelServer, Place], Awaitable[Any]]) -> Any:
     entered(visit)
-    check_name(found.model)
+    check_name(found.model, found.version)
     return await ask(visit, call, model=found.model, version=found.version)
 
 

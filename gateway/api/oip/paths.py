@@ -5,7 +5,6 @@ other request. Errors are `{"error": text}`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -15,10 +14,7 @@ from gateway.api.oip import models as oip_models
 from gateway.api.oip.errors import oip_error
 from gateway.core.errors import MethodNotAllowed, NotFound
 from gateway.http.exchange import Response
-from local_runtime.protocol import http_routes
-from local_runtime.protocol.http_routes import METHODS, Route
-
-_REMEMBERED_PATHS: Final = 1024  # of clients that call few models; any other path is only a little slower
+from local_runtime.protocol.http_routes import METHODS, Route, known_route
 
 CALLS: Final[Mapping[str, Callable[[Visit, Route], Awaitable[Response]]]] = {
     "infer": oip_infer.infer,
@@ -44,7 +40,7 @@ def is_ours(path: str) -> bool:
 
 async def serve(visit: Visit) -> Response:
     """Any call, for callers with a key. The server's own live and ready need none, and are not here."""
-    found = _route(visit.scope["raw_path"])
+    found = known_route(visit.scope["raw_path"])
     if found is None:
         raise NotFound("Not Found")
     method = METHODS[found.call].decode()
@@ -65,8 +61,3 @@ def ready(*, is_ready: bool) -> Response:
     return (
         Response() if is_ready else Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "1"})
     )
-
-
-@lru_cache(_REMEMBERED_PATHS)
-def _route(raw_path: bytes) -> Route | None:
-    return http_routes.route(raw_path)

@@ -6,7 +6,8 @@ import pytest
 
 from local_runtime.errors import ErrorCode, InferenceError
 from local_runtime.messages import InferAnswer, ModelMetadata, TensorMetadata
-from local_runtime.protocol.http_routes import Route, route
+from local_runtime.protocol import http_routes
+from local_runtime.protocol.http_routes import Route, known_route, route
 from local_runtime.protocol.json_text import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES, parse
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
 from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer
@@ -506,3 +507,11 @@ def test_paths_name_calls(path, expected):
 )
 def test_other_paths_name_none(path):
     assert route(path) is None
+
+
+def test_a_long_path_is_read_and_not_remembered():
+    http_routes._known.cache_clear()
+    long = b"/v2/models/" + b"m" * http_routes.MAX_REMEMBERED
+    assert known_route(long) == known_route(long) == Route(call="metadata", model="m" * http_routes.MAX_REMEMBERED)
+    assert known_route(b"/v2") == Route(call="server")
+    assert http_routes._known.cache_info().currsize == 1
