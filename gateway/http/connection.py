@@ -1,4 +1,7 @@
-"""HTTP/1.1 on one connection: requests in, answers out, one after the other. Bounded in bytes and in time."""
+"""HTTP/1.1 on one connection: requests in, answers out, one after the other. Bounded in bytes and in time.
+
+A few lines longer than others: what a connection waits for, and its end, are one story.
+"""
 
 import asyncio
 import logging
