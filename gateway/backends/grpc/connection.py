@@ -1,7 +1,7 @@
 """One HTTP/2 connection to a gRPC server: many calls at a time, on asyncio's protocol interface.
 
 A call that is small goes out as one write, at once. Larger ones take turns as the windows of the server and the
-socket's buffer allow, without being copied.
+socket's buffer allow, without being copied. A few lines longer than others: its windows and its end are one story.
 """
 
 import asyncio
