@@ -456,7 +456,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("rules", "words"), BAD)
-async def test_one_bad_rule_changes_nothing_and_a_good_set_is_taken_after_it(admin, worker, audit, rules, words):
+async def test_one_bad_rule_changes_nothing_and_a_good_set_is_taken_after_it(
+    admin, worker, audit, rules, words
+):  # CF-06
     before = worker.current()
     for answer in (
         await put(admin, [RULES[1], *rules] if len(rules) == 1 else rules, 1),
@@ -473,7 +475,7 @@ async def test_one_bad_rule_changes_nothing_and_a_good_set_is_taken_after_it(adm
     ]
 
 
-async def test_a_huge_name_is_matched_like_any_other(admin):
+async def test_a_huge_name_is_matched_like_any_other(admin):  # CF-06
     rules = [
         {"name": "some", "match": {"model": "mm*"}, "split": SPLIT[1:]},
         *({"name": f"r{n}", "match": {"model": f"a{n}*"}, "split": SPLIT[1:]} for n in range(200)),

@@ -38,7 +38,7 @@ def status_of(answer: bytes) -> int:
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 3 * LIMIT, 50 * LIMIT])
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_a_body_over_the_limit_is_a_413(size, chunked):
+async def test_a_body_over_the_limit_is_a_413(size, chunked):  # SC-07
     async def pieces():
         left = size
         while left:
@@ -59,20 +59,20 @@ async def test_a_body_over_the_limit_is_a_413(size, chunked):
     assert not gw.backends["triton"].calls
 
 
-async def test_a_slow_body_is_a_408():
+async def test_a_slow_body_is_a_408():  # SC-07
     async with running([ScriptedBackend("triton", [embedding()])], body_timeout_s=0.1) as gw:
         answer = await raw(gw, f"{HEAD.format(key=KEY)}content-length: 100\r\n\r\n".encode(), b"{")
     assert status_of(answer) == 408
 
 
-async def test_the_key_is_checked_before_the_body():
+async def test_the_key_is_checked_before_the_body():  # SC-07
     async with running([ScriptedBackend("triton", [embedding()])]) as gw:
         head = f"{HEAD.format(key='wrong')}content-length: 900000\r\nexpect: 100-continue\r\n\r\n".encode()
         answer = await raw(gw, head)
     assert status_of(answer) == 401
 
 
-async def test_a_refused_body_is_not_read_for_ever():
+async def test_a_refused_body_is_not_read_for_ever():  # SC-07
     async with running([ScriptedBackend("triton", [embedding()])], max_body_bytes=10_000) as gw:
         host, port = gw.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -98,7 +98,7 @@ async def test_a_refused_body_is_not_read_for_ever():
         "transfer-encoding: nonsense\r\n",
     ],
 )
-async def test_ambiguous_framing_is_refused(head):
+async def test_ambiguous_framing_is_refused(head):  # SC-11
     async with running([ScriptedBackend("triton", [embedding()])]) as gw:
         body = b'5\r\n{"a":\r\n0\r\n\r\n'
         answer = await raw(gw, f"{HEAD.format(key=KEY)}{head}\r\n".encode() + body)
@@ -106,7 +106,7 @@ async def test_ambiguous_framing_is_refused(head):
     assert not gw.backends["triton"].calls
 
 
-async def test_one_byte_at_a_time_is_as_good_as_whole():
+async def test_one_byte_at_a_time_is_as_good_as_whole():  # SC-07
     body = json.dumps({"input": {"text": "数🙂é"}}).encode()
     async with running([ScriptedBackend("triton", [embedding()])]) as gw:
         head = f"{HEAD.format(key=KEY)}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode()

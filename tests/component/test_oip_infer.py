@@ -239,7 +239,7 @@ MISFITS: list[Any] = [
 ]
 
 
-async def test_shapes_and_values_that_do_not_fit_name_the_input():
+async def test_shapes_and_values_that_do_not_fit_name_the_input():  # TN-01, TN-02, TN-04
     async with Gateway() as at:
         for data, shape in MISFITS:
             assert "'X'" in await at.refusal(json=body(data, shape)), (data, shape)
@@ -248,7 +248,7 @@ async def test_shapes_and_values_that_do_not_fit_name_the_input():
 NO_DATATYPES: list[Any] = ["STRING", "fp32", "", None, 32, "FP16", "BF16"]
 
 
-async def test_datatypes_that_are_none_or_have_no_json_form():
+async def test_datatypes_that_are_none_or_have_no_json_form():  # TN-04
     async with Gateway() as at:
         for datatype in NO_DATATYPES:
             assert "X" in await at.refusal(json=body([1], [1], datatype)), datatype
@@ -279,7 +279,7 @@ STRANGE: list[Any] = [
 ]
 
 
-async def test_members_of_another_kind_are_named():
+async def test_members_of_another_kind_are_named():  # TN-04
     async with Gateway() as at:
         for document, named in STRANGE:
             assert named in await at.refusal(json=document), document
@@ -297,13 +297,13 @@ NO_JSON: list[Any] = [
 ]
 
 
-async def test_bodies_that_are_no_json():
+async def test_bodies_that_are_no_json():  # SC-12
     async with Gateway() as at:
         for content in NO_JSON:
             assert "failed to parse the request JSON buffer" in await at.refusal(content=content), content[:20]
 
 
-async def test_half_a_pair_in_a_text_is_refused_and_a_whole_one_is_not():
+async def test_half_a_pair_in_a_text_is_refused_and_a_whole_one_is_not():  # SC-12
     async with Gateway() as at:
         half = b'{"inputs":[{"name":"X","shape":[1],"datatype":"BYTES","data":["\\ud83d"]}]}'
         assert "failed to parse" in await at.refusal(content=half)
@@ -311,13 +311,13 @@ async def test_half_a_pair_in_a_text_is_refused_and_a_whole_one_is_not():
         assert bytes(at.payload.inputs[0].data) == b"\x04\0\0\0" + "🙂".encode()
 
 
-async def test_of_two_members_with_one_name_the_last_counts():
+async def test_of_two_members_with_one_name_the_last_counts():  # SC-12
     async with Gateway() as at:
         reply = await at.post(content=b'{"id":"a","id":"b","inputs":[]}')
         assert reply.json()["id"] == "b"
 
 
-async def test_texts_of_every_kind_go_both_ways():
+async def test_texts_of_every_kind_go_both_ways():  # TN-06
     texts = ["", "a\u0000b", "日本🙂", "x" * 100_000]
     raw = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
     async with Gateway(answer(Tensor(name="Y", datatype="BYTES", shape=(4,), data=raw))) as at:
@@ -332,7 +332,7 @@ async def test_texts_of_every_kind_go_both_ways():
 BADLY_FRAMED: list[Any] = [b"\x09\0\0\0abc", b"\x03\0\0\0abcd", b"\x03\0\0", b"\x01\0\0\0a\x01\0\0\0b", b""]
 
 
-async def test_texts_that_are_not_framed_as_the_shape_says():
+async def test_texts_that_are_not_framed_as_the_shape_says():  # TN-06
     async with Gateway() as at:
         for raw in BADLY_FRAMED:
             assert "'X'" in await at.refusal(**binary(("X", "BYTES", [1], raw))), raw
@@ -361,7 +361,7 @@ async def test_half_floats_come_as_bytes_only():
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-async def test_floats_that_are_no_numbers(datatype: str):
+async def test_floats_that_are_no_numbers(datatype: str):  # TN-10
     values = np.array([np.nan, np.inf, -np.inf, 0.5], np.dtype(f"f{int(datatype[2:]) // 8}"))
     async with Gateway(answer(from_numpy("Y", values))) as at:
         told = orjson.loads((await at.post(json=body())).content)  # a strict parser
@@ -374,7 +374,7 @@ async def test_floats_that_are_no_numbers(datatype: str):
 
 
 @pytest.mark.parametrize("shape", [[0], [2, 0]])
-async def test_empty_tensors_keep_their_shape(shape: list[int]):
+async def test_empty_tensors_keep_their_shape(shape: list[int]):  # TN-11
     empty = from_numpy("Y", np.empty(shape, np.float32))
     async with Gateway(answer(empty)) as at:
         told = (await at.post(json=body([], shape))).json()["outputs"][0]
@@ -384,7 +384,7 @@ async def test_empty_tensors_keep_their_shape(shape: list[int]):
         assert reply.json()["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
-async def test_bytes_that_are_no_text_have_no_json_form():
+async def test_bytes_that_are_no_text_have_no_json_form():  # TN-06
     async with Gateway(answer(Tensor(name="Y", datatype="BYTES", shape=(1,), data=b"\x02\0\0\0\xff\xfe"))) as at:
         refused = await at.post(json=body())
         assert (refused.status_code, "'Y' holds bytes that are not UTF-8" in refused.json()["error"]) == (400, True)

@@ -219,7 +219,7 @@ async def raw(gw: Harness, method: str, path: str, **headers: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ESCAPES, ids=lambda name: name[:20])
-async def test_names_that_are_no_folder_are_unknown_models(name: str):
+async def test_names_that_are_no_folder_are_unknown_models(name: str):  # SC-05
     at = Servers()
     async with at.running() as gw:
         for path in (f"/v2/models/{name}", f"/v2/models/{name}/config", f"/v2/models/{name}/stats"):
@@ -236,7 +236,7 @@ async def test_names_that_are_no_folder_are_unknown_models(name: str):
         assert not at.triton.asked + at.triton.changes + at.triton.calls
 
 
-async def test_files_of_a_load_stay_in_the_models_folder():
+async def test_files_of_a_load_stay_in_the_models_folder():  # SC-05
     at = Servers()
     async with at.running() as gw:
         for path in ("../../x", "1/../../x", "/etc/x", "1/", "1", "x/model.py", "1/a\u0000b", "1//x", "0/x"):

@@ -80,7 +80,7 @@ async def test_a_wrong_input_is_a_422_that_names_the_field(gw, body, field):
         (b'{"inptu": 1}', "application/json", 400, "malformed_request"),
     ],
 )
-async def test_a_malformed_body_is_never_a_500(gw, content, kind, status, code):
+async def test_a_malformed_body_is_never_a_500(gw, content, kind, status, code):  # SC-12
     answer = await gw.http.post(EMBED, content=content, headers={"content-type": kind})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
@@ -187,7 +187,7 @@ async def test_bad_headers_are_named(gw, name, value):
 
 
 @pytest.mark.parametrize("given", ["x" * 129, "a b", "a\tb", 'a"b', "%0d%0aSet-Cookie:x"])
-async def test_an_unsafe_request_id_is_replaced(gw, given):
+async def test_an_unsafe_request_id_is_replaced(gw, given):  # SC-09
     answer = await gw.post(EMBED, TEXT, **{"x-request-id": given})
     assert answer.headers["x-request-id"] != given
     assert answer.json()["id"] == answer.headers["x-request-id"]
@@ -236,7 +236,7 @@ async def test_wrong_image_inputs_are_named(gw, given, field):
         ({"top_p": True}, "top_p"),
     ],
 )
-async def test_a_wrong_chat_body_is_a_422_that_names_the_field(gw, change, field):
+async def test_a_wrong_chat_body_is_a_422_that_names_the_field(gw, change, field):  # SC-13
     answer = await gw.post(CHAT, {**ASK, **change})
     assert answer.status_code == 422
     assert answer.json()["error"]["param"] == field
@@ -274,7 +274,7 @@ async def test_a_wrong_chat_body_is_a_422_that_names_the_field(gw, change, field
         (RESPONSES, {"input": "a", "top_p": 2}, "top_p"),
     ],
 )
-async def test_a_wrong_body_of_the_other_generative_paths_names_the_field(gw, path, body, field):
+async def test_a_wrong_body_of_the_other_generative_paths_names_the_field(gw, path, body, field):  # SC-13
     answer = await gw.post(path, {"model": "general_llm", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, field)
     assert not gw.backends["llm"].calls
@@ -301,7 +301,7 @@ async def test_a_malformed_generative_body_is_a_400(gw, path, content):
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 @pytest.mark.parametrize(("model", "status"), [(None, 400), (5, 400), ("nope", 404), ("minilm", 404)])
-async def test_unknown_models(gw, path, model, status):
+async def test_unknown_models(gw, path, model, status):  # SC-13
     answer = await gw.post(path, {**ASK, "model": model})
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == "model"
@@ -321,7 +321,7 @@ async def test_unknown_models(gw, path, model, status):
         ({"dimensions": 2}, "dimensions"),
     ],
 )
-async def test_wrong_embedding_bodies_are_named(gw, change, param):
+async def test_wrong_embedding_bodies_are_named(gw, change, param):  # SC-13
     answer = await gw.post("/v1/embeddings", {"model": "minilm", "input": "a", **change})
     assert answer.status_code == 422
     assert answer.json()["error"]["param"] == param

@@ -67,7 +67,7 @@ async def test_a_failing_backend_is_followed_by_the_fallback(kind):
         {"TOKENS": None},
     ],
 )
-async def test_an_answer_against_the_contract_is_never_a_wrong_200(wrong):
+async def test_an_answer_against_the_contract_is_never_a_wrong_200(wrong):  # TN-10
     bad = ScriptedBackend("triton", [embedding(**wrong)])
     async with running([bad]) as gw:
         alone = await gw.post(EMBED, TEXT)

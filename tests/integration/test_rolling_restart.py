@@ -119,7 +119,7 @@ async def two(folder: Path, upstream: str) -> AsyncIterator[list[Gateway]]:
 
 
 @pytest.mark.timeout(120 + 4 * STREAM_S)
-async def test_a_rolling_restart_fails_no_request_and_cuts_no_stream(tmp_path):
+async def test_a_rolling_restart_fails_no_request_and_cuts_no_stream(tmp_path):  # DB-14
     async with Answers() as upstream, two(tmp_path, upstream.base_url) as gateways:
         front, stop = Front(list(gateways)), asyncio.Event()
         running = asyncio.create_task(front.load(stop))

@@ -134,7 +134,7 @@ def assert_same(got: np.ndarray, sent: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-async def test_every_datatype_comes_back_as_it_was_sent(client: Client, datatype: str):
+async def test_every_datatype_comes_back_as_it_was_sent(client: Client, datatype: str):  # TN-07
     sent = array_of(datatype, VALUES[datatype])
     assert_same(await client.echo(datatype, sent), sent)
 
@@ -168,7 +168,7 @@ async def test_empty_tensors_come_back_by_json(client: Client):
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_by_json_is_refused(server: Server, datatype: str):
+def test_half_precision_by_json_is_refused(server: Server, datatype: str):  # TN-07
     body = {"inputs": [{"name": f"IN_{datatype}", "shape": [1, 1], "datatype": datatype, "data": [1.0]}]}
     url = f"http://{server.http}/v2/models/identity/infer"
     reply = httpx.post(url, json=body, headers=server.headers, trust_env=False)

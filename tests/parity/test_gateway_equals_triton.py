@@ -546,12 +546,12 @@ async def test_a_client_of_the_plain_protocol(pair: Pair):
 
 
 @pytest.mark.parametrize("megabytes", [5, 40])
-def test_large_tensors_go_both_ways(pair: Pair, megabytes: int):
+def test_large_tensors_go_both_ways(pair: Pair, megabytes: int):  # TN-13
     array = np.arange(megabytes * 2**20 // 4, dtype=np.float32).reshape(1, -1)
     assert len(pair.infer("g_identity", [tensor("IN_FP32", array)]).content) > array.nbytes - 1
 
 
-def test_a_body_over_the_limit_is_refused_with_the_limit(pair: Pair):
+def test_a_body_over_the_limit_is_refused_with_the_limit(pair: Pair):  # TN-13
     gateway = pair.servers[1]
     url, content = f"http://{gateway.http}/v2/models/g_identity/infer", bytes(GATEWAY_BODY_BYTES + 1)
     for headers in ({}, {"content-encoding": "gzip"}):

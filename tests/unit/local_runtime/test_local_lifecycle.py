@@ -422,7 +422,7 @@ async def test_a_model_can_be_loaded_from_files_that_come_with_the_call(reposito
 
 
 @pytest.mark.parametrize("name", ["", "..", "../models", "a/b", "a\0b", "/etc"])
-async def test_names_that_are_no_model_names_are_refused_and_leave_no_trace(repository, write_python, name):
+async def test_names_that_are_no_model_names_are_refused_and_leave_no_trace(repository, write_python, name):  # SC-05
     write_python("m")
     async with opened(repository, options=EXPLICIT) as runtime:
         with pytest.raises(InferenceError):
