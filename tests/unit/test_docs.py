@@ -1,4 +1,4 @@
-"""README against the code: every route, error code, metric and command that exists is told, and no other metric."""
+"""The pages against the code: every route, error code, metric and command that exists is told, and no other metric."""
 
 import json
 import re
@@ -25,7 +25,9 @@ from local_runtime.__main__ import main as local_main
 from local_runtime.protocol.metrics import render
 from local_runtime.scheduling.stats import StatsRecorder
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README, TASKS, ERRORS = ((ROOT / name).read_text() for name in ("README.md", "docs/tasks.md", "docs/errors.md"))
+MANUALS = "".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
 
 
 def metric_names() -> set[str]:
@@ -37,12 +39,17 @@ def metric_names() -> set[str]:
 @pytest.mark.parametrize("path", sorted({path for _, path, _, _ in PATHS}))
 def test_every_route_is_told(path):
     stem = path.split("/{")[0]
-    assert stem in README
+    assert stem in TASKS
 
 
 @pytest.mark.parametrize("error", CLOSED_LIST, ids=lambda e: e.code)
 def test_every_error_code_is_told_with_its_status(error):
-    assert re.search(rf"`{error.code}`[^;.]*?{error.status}", README)
+    assert re.search(rf"^\| [^|]*`{error.code}`[^|]* \| {error.status} \|", ERRORS, re.MULTILINE)
+
+
+def test_no_other_error_is_told():
+    rows = re.findall(r"^\| (`[^|]*) \| \d{3} \|", ERRORS, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == {error.code for error in CLOSED_LIST}
 
 
 METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -75,7 +82,7 @@ def test_no_other_metric_is_told():
 
 @pytest.mark.parametrize("name", [n for n, c in typer.main.get_command(cli).commands.items() if not c.hidden])
 def test_every_command_is_told(name):
-    assert re.search(rf"gateway {name}|make {name}", README)
+    assert re.search(rf"gateway {name}|make {name}", MANUALS)
 
 
 RUNTIME = (Path(__file__).parents[2] / "docs" / "local-runtime.md").read_text()
