@@ -48,7 +48,7 @@ from gateway.tasks.contract import Contract
 from gateway.telemetry.logs import AccessLog, configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observers import Observers
-from gateway.wiring_backends import open_backends
+from gateway.wiring_backends import open_backends, tls_faults
 from gateway.wiring_stores import lies_together, monotonic_us, open_redis, open_stores, wall_us
 from gateway.wiring_traces import open_traces
 
@@ -77,6 +77,7 @@ def check(settings: Settings) -> None:
             open_redis(settings)  # which reads passwords and certificates, and connects to nothing yet
         except ConfigError as error:
             faults.append(str(error))
+    faults += tls_faults(settings)
     if fault := settings.telemetry.traces.fault():
         faults.append(fault)
     if faults:

@@ -23,6 +23,7 @@ from gateway.settings import (
     LocalSettings,
     OpenAISettings,
     Settings,
+    TlsSettings,
     TritonGenerateSettings,
     TritonSettings,
     local_socket,
@@ -49,11 +50,23 @@ async def open_backends(settings: Settings, stack: AsyncExitStack) -> Mapping[st
     return backends
 
 
+def tls_faults(settings: Settings) -> list[str]:
+    """Which backends' certificates cannot be used."""
+    faults = []
+    for name, backend in settings.backends.items():
+        try:
+            if not isinstance(backend, LocalSettings) and backend.tls is not None:
+                backend.tls.context()
+        except ValueError as error:
+            faults.append(f"backends.{name}: {error}")
+    return faults
+
+
 async def _backend(name: str, settings: BackendSettings) -> Backend:
     """A new kind of backend is a case here. Raises ValueError for what cannot be served."""
     match settings:
         case TritonSettings():
-            return await _triton_backend(name, settings.url, settings.compression)
+            return await _triton_backend(name, settings.url, settings.compression, settings.tls)
         case OpenAISettings():
             return _llm_backend(name, settings, OpenAICodec(settings.apis))
         case AnthropicSettings():
@@ -68,10 +81,12 @@ async def _backend(name: str, settings: BackendSettings) -> Backend:
             return await LocalBackend.open(name, settings.repository, models=settings.models)
 
 
-async def _triton_backend(name: str, url: str, compression: Literal["none", "gzip"] = "none") -> Backend:
+async def _triton_backend(
+    name: str, url: str, compression: Literal["none", "gzip"] = "none", tls: TlsSettings | None = None
+) -> Backend:
     from gateway.backends.triton.backend import TritonBackend  # noqa: PLC0415 - brings gRPC and protobuf
 
-    return await TritonBackend.open(name, url, compression=compression)
+    return await TritonBackend.open(name, url, compression=compression, tls=tls)
 
 
 def _triton_generate_codec(settings: TritonGenerateSettings) -> Codec:
@@ -106,4 +121,6 @@ def _llm_backend(name: str, settings: LLMSettings, codec: Codec) -> LLMBackend:
             idle_us=settings.idle_timeout_ms * 1000,
         ),
         is_hosted=settings.hosted,
+        tls=settings.tls.context() if settings.tls is not None else None,
+        server_name=(settings.tls.server_name or "") if settings.tls is not None else "",
     )

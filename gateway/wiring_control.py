@@ -98,7 +98,10 @@ async def _model_servers(settings: Settings, stack: AsyncExitStack) -> Servers:
         elif isinstance(backend, LocalSettings):
             unreachable[name] = "it runs inside the data plane and cannot be reached from the control plane"
         else:
-            reachable[name] = await TritonBackend.open(name, backend.url)
+            try:
+                reachable[name] = await TritonBackend.open(name, backend.url, tls=backend.tls)
+            except ValueError as error:
+                raise ConfigError(f"backends.{name}: {error}") from error
             stack.push_async_callback(reachable[name].close)
             if backend.repository is not None:
                 repositories[name] = str(backend.repository)

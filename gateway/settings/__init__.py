@@ -31,6 +31,7 @@ from gateway.settings.lines import below, line_at, rule_line
 from gateway.settings.recall import RecallSettings
 from gateway.settings.redis import RedisSettings
 from gateway.settings.section import Section
+from gateway.settings.tls import TlsSettings, anchored_files
 from gateway.settings.traces import TracesSettings
 from gateway.settings.yaml_text import YamlFault, read_with_nodes
 
@@ -46,6 +47,7 @@ __all__ = [
     "OpenAISettings",
     "RedisSettings",
     "Settings",
+    "TlsSettings",
     "TritonGenerateSettings",
     "TritonSettings",
     "load_settings",
@@ -196,16 +198,13 @@ def _anchored(settings: Settings, folder: Path) -> Settings:
         for name, task in settings.tasks.items()
     }
     prices = (folder / settings.prices).resolve() if settings.prices else None
-    files = {
-        name: (folder / path).resolve()
-        for name in ("ca_file", "cert_file", "key_file")
-        if (path := getattr(settings.redis, name)) is not None
-    }
-    redis = settings.redis.model_copy(update=files)
+    redis = settings.redis.model_copy(update=anchored_files(settings.redis, folder))
     return settings.model_copy(update={"backends": backends, "tasks": tasks, "prices": prices, "redis": redis})
 
 
 def _anchored_backend(backend: BackendSettings, folder: Path) -> BackendSettings:
+    if not isinstance(backend, LocalSettings) and backend.tls is not None:
+        backend = backend.model_copy(update={"tls": backend.tls.anchored(folder)})
     if isinstance(backend, LocalSettings | TritonSettings) and backend.repository is not None:
         return backend.model_copy(update={"repository": (folder / backend.repository).resolve()})
     if isinstance(backend, TritonGenerateSettings) and backend.chat_template not in CHAT_TEMPLATES:

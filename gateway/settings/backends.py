@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from gateway.core.types import OpenAIApi
 from gateway.settings.section import Section
+from gateway.settings.tls import TlsSettings
 
 CHAT_TEMPLATES: Final = ("chatml", "llama3", "mistral")  # those that are built in
 _URL = re.compile(r"https?://[\x21-\x7e]+", re.IGNORECASE)  # what a request line can hold
@@ -37,12 +38,35 @@ class TritonSettings(_Backend):
     url: str = Field(
         description="gRPC addresses, host:port, separated by commas; each record of a DNS name is a replica"
     )
+    tls: TlsSettings | None = Field(default=None, description="speak TLS; `{}`: as the system's authorities have it")
     repository: Path | None = Field(
         default=None, description="its model repository as `gateway models deploy` reaches it, shared by all replicas"
     )
     compression: Literal["none", "gzip"] = Field(
         default="none", description="of tensors on their way: worth its time only where the network is slow"
     )
+
+    @field_validator("tls", mode="before")
+    @classmethod
+    def _is_said(cls, value: object) -> object:
+        return _not_empty(value)
+
+    @field_validator("tls")
+    @classmethod
+    def _is_for_a_network(cls, value: TlsSettings, info: ValidationInfo) -> TlsSettings:
+        if any(part.strip().startswith("unix:") for part in info.data.get("url", "").split(",")):
+            raise ValueError("a Unix socket has no TLS")
+        return value
+
+    @field_validator("compression")
+    @classmethod
+    def _knows_who_signs(cls, value: str, info: ValidationInfo) -> str:
+        tls = info.data.get("tls")
+        if value != "none" and tls is not None and tls.ca_file is None:
+            raise ValueError(
+                "with `tls` it needs tls.ca_file: gRPC's own library does not ask the system's authorities"
+            )
+        return value
 
 
 class LocalSettings(_Backend):
@@ -61,7 +85,8 @@ class _LLMEndpoint(_Backend):
         default=None,
         description="environment variable that holds the endpoint's key; not set: the backend is switched off",
     )
-    headers: Mapping[str, str] = Field(default_factory=dict, description="sent with every request")
+    tls: TlsSettings | None = Field(default=None, description="of https:// endpoints that the system does not trust")
+    headers: Mapping[str, str] = Field(default_factory=dict, repr=False, description="sent with every request")
     models: Mapping[str, str] = Field(
         default_factory=dict, description="the endpoint's own name of a model, by its name in rules and calls"
     )
@@ -103,6 +128,19 @@ class _LLMEndpoint(_Backend):
             raise ValueError("no server has the port 0")
         if len(set(parts)) < len(parts):
             raise ValueError("names one endpoint twice")
+        return value
+
+    @field_validator("tls", mode="before")
+    @classmethod
+    def _is_said(cls, value: object) -> object:
+        return _not_empty(value)
+
+    @field_validator("tls")
+    @classmethod
+    def _is_for_https(cls, value: TlsSettings, info: ValidationInfo) -> TlsSettings:
+        urls = info.data.get("base_url", "https:").split(",")
+        if not all(url.strip().lower().startswith("https:") for url in urls):
+            raise ValueError("the base_url is not one for TLS (https://)")
         return value
 
     @field_validator("headers")
@@ -155,3 +193,10 @@ class TritonGenerateSettings(_LLMEndpoint):
 
 LLMSettings = OpenAISettings | AnthropicSettings | TritonGenerateSettings
 BackendSettings = Annotated[TritonSettings | LocalSettings | LLMSettings, Field(discriminator="kind")]
+
+
+def _not_empty(value: object) -> object:
+    """A `tls:` with nothing after it would be none at all: in the clear, and nobody would see it."""
+    if value is None:
+        raise ValueError("is empty: `{}` is TLS as the system's authorities have it; leave the line out for none")
+    return value

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,6 +19,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from gateway.core.errors import RulesUnavailable
 from gateway.ports import StoreObserver
 from gateway.settings import RedisSettings
+from gateway.settings.tls import client_context
 from gateway.stores.redis_cluster import ClusterClient
 from gateway.stores.redis_sentinel import sentinel_client
 
@@ -71,14 +71,7 @@ def _tls(settings: RedisSettings, *, is_tls: bool) -> dict[str, Any]:
     """The library's options. Who the server is, is always checked: its certificate, and its name in it."""
     if not is_tls:
         return {}
-    files = {"ca_file": settings.ca_file, "cert_file": settings.cert_file, "key_file": settings.key_file}
-    try:
-        context = ssl.create_default_context(cafile=settings.ca_file)
-        if settings.cert_file is not None:
-            context.load_cert_chain(settings.cert_file, settings.key_file)
-    except (OSError, ssl.SSLError) as error:
-        named = ", ".join(f"redis.{name}" for name, path in files.items() if path is not None)
-        raise ValueError(f"{named}: cannot be read as certificates ({type(error).__name__})") from error
+    client_context(settings.ca_file, settings.cert_file, settings.key_file, within="redis")  # says what is wrong now
     return {
         "ssl": True,
         "ssl_ca_certs": str(settings.ca_file) if settings.ca_file else None,

@@ -146,6 +146,41 @@ def test_addresses_are_checked(tmp_path, backend, told):
     assert "secret" not in refusal(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        ("{kind: triton, url: 'h:1', tls: }", "FILE:3: backends.llm.tls: is empty"),
+        ("{kind: triton, url: 'h:1,unix:/s', tls: {}}", "FILE:3: backends.llm.tls: a Unix socket has no TLS"),
+        (
+            "{kind: triton, url: 'h:1', tls: {cert_file: a}}",
+            "FILE:3: backends.llm.tls: give both cert_file and key_file",
+        ),
+        ("{kind: triton, url: 'h:1', tls: {server_name: 'a b'}}", "backends.llm.tls.server_name: "),
+        ("{kind: triton, url: 'h:1', tls: {verify: false}}", "backends.llm.tls.verify: unknown field"),
+        ("{kind: triton, url: 'h:1', compression: gzip, tls: {}}", "FILE:3: backends.llm.compression: with `tls` it"),
+        ("{kind: openai, base_url: 'http://h/v1', tls: {}}", "backends.llm.tls: the base_url is not one for TLS"),
+        ("{kind: openai, base_url: 'https://h/v1,http://i/v1', tls: {}}", "the base_url is not one for TLS (https://)"),
+        ("{kind: anthropic, base_url: 'https://h/v1', tls: }", "backends.llm.tls: is empty"),
+    ],
+)
+def test_tls_that_would_be_none_or_does_not_fit_is_refused(tmp_path, backend, told):
+    assert told in refusal(tmp_path, GOOD.replace("  local:", f"  llm: {backend}\n  local:"))
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "{kind: triton, url: 'h:1', tls: {ca_file: ca.pem, cert_file: /x/c.pem, key_file: k.pem}}",
+        "{kind: triton_generate, base_url: 'https://h', tls: {ca_file: ca.pem, cert_file: /x/c.pem, key_file: k.pem}}",
+    ],
+)
+def test_certificates_lie_beside_the_file(tmp_path, backend):
+    tls = load(tmp_path, GOOD.replace("  local:", f"  llm: {backend}\n  local:")).backends["llm"].tls
+    assert (tls.ca_file, str(tls.cert_file), tls.key_file) == (tmp_path / "ca.pem", "/x/c.pem", tmp_path / "k.pem")
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "gateway.yaml")])
+    assert (checked.exit_code, "backends.llm: tls.ca_file: cannot be read" in checked.output) == (78, True)
+
+
 def test_the_store_is_a_redis(tmp_path):
     assert "FILE:16: redis.url: must begin with redis://" in refusal(tmp_path, GOOD + "redis: {url: 'http://x'}\n")
 

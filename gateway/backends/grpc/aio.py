@@ -11,7 +11,7 @@ from gateway.backends.grpc.headers import MAX_DETAILS, GrpcError
 from gateway.backends.grpc.http2 import MAX_BLOCK
 from gateway.backends.grpc.stream import SETTLE_S
 
-CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     # gRPC's own back-off keeps a restarted Triton away for 3 s; with these it was back in 0.14 s.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -54,10 +54,22 @@ _LOCAL_CODES: Final = ("DEADLINE_EXCEEDED",)
 
 
 class AioChannel:
-    """Calls to `target`, compressed by gzip; answers may be. The constructor does no I/O."""
+    """Calls to `target`, compressed by gzip; answers may be. The constructor does no I/O.
 
-    def __init__(self, target: str) -> None:
+    Args:
+        target: the address.
+        credentials: speak TLS, checked as these say.
+        server_name: whose certificate it must be, and what the server is called; by default the target's host.
+    """
+
+    def __init__(
+        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, server_name: str = ""
+    ) -> None:
         self._target = target
+        self._credentials = credentials
+        self._options = CHANNEL_OPTIONS
+        if credentials is not None and server_name:
+            self._options += (("grpc.ssl_target_name_override", server_name),)
         self._channel: Any = None
         self._calls: dict[tuple[bytes, bool], Any] = {}
 
@@ -113,12 +125,16 @@ class AioChannel:
         call = self._calls.get((path, is_stream))
         if call is None:
             if self._channel is None:
-                self._channel = grpc.aio.insecure_channel(
-                    self._target, options=CHANNEL_OPTIONS, compression=grpc.Compression.Gzip
-                )
+                self._channel = self._opened()
             make = self._channel.stream_stream if is_stream else self._channel.unary_unary
             call = self._calls[path, is_stream] = make(path.decode())
         return call
+
+    def _opened(self) -> Any:
+        gzip = grpc.Compression.Gzip
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=self._options, compression=gzip)
+        return grpc.aio.secure_channel(self._target, self._credentials, options=self._options, compression=gzip)
 
 
 async def _ended(call: Any, timeout_s: float) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class LLMBackend:
         headers: sent with every request.
         models: the endpoint's own name of a model, by its name in calls, where they differ.
         is_hosted: somebody else's API: not probed, not asked for metrics.
+        tls: how https is checked; default: by the system's authorities.
+        server_name: whose certificate it must be; by default the URL's host.
 
     Raises ValueError for URLs and headers that cannot be used. The constructor does no I/O.
     """
@@ -86,6 +89,8 @@ class LLMBackend:
         models: Mapping[str, str] = _NOTHING,
         limits: Limits | None = None,
         is_hosted: bool = False,
+        tls: ssl.SSLContext | None = None,
+        server_name: str = "",
     ) -> None:
         self.name = name
         self.is_probed = not is_hosted
@@ -96,7 +101,9 @@ class LLMBackend:
         given = {**codec.headers(api_key), **headers}
         fixed = {"user-agent": "hybrid-inference-gateway", "accept": "*/*"} | {k.lower(): v for k, v in given.items()}
         self._clients = {
-            replica: HttpClient(url, headers=fixed, connect_timeout_us=self._limits.connect_us)
+            replica: HttpClient(
+                url, headers=fixed, connect_timeout_us=self._limits.connect_us, tls=tls, server_name=server_name
+            )
             for replica, url in _replicas(base_urls).items()
         }
         self._replicas = () if len(self._clients) == 1 else tuple(self._clients)

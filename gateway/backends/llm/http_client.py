@@ -47,11 +47,24 @@ class Exchange:
 class HttpClient:
     """Exchanges with the origin of `base_url`. The constructor does no I/O.
 
+    Args:
+        base_url: http or https.
+        headers: sent with every request.
+        connect_timeout_us: for a new connection.
+        tls: how https is checked; default: by the system's authorities.
+        server_name: whose certificate it must be; by default the URL's host.
+
     Raises ValueError for a URL that is not http(s) or a header that cannot be sent.
     """
 
     def __init__(
-        self, base_url: str, *, headers: Mapping[str, str], connect_timeout_us: int = CONNECT_TIMEOUT_US
+        self,
+        base_url: str,
+        *,
+        headers: Mapping[str, str],
+        connect_timeout_us: int = CONNECT_TIMEOUT_US,
+        tls: ssl.SSLContext | None = None,
+        server_name: str = "",
     ) -> None:
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -64,7 +77,8 @@ class HttpClient:
         self._path = url.path.rstrip("/")
         self._connect_timeout_us = connect_timeout_us
         self._fixed = _head_lines({"host": url.netloc, "accept-encoding": "identity", **headers})
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls if self._is_tls else None
+        self._server_name = (server_name or self._host) if self._is_tls else None
         self._posts: dict[str, bytes] = {}  # the beginnings of requests, by path
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
@@ -185,7 +199,9 @@ class HttpClient:
             self._tls = ssl.create_default_context()
         try:
             async with asyncio.timeout_at(min(connect_by, deadline)):
-                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+                _, connection = await loop.create_connection(
+                    Connection, self._host, self._port, ssl=self._tls, server_hostname=self._server_name
+                )
         except TimeoutError as error:
             # By which bound is first, not by the time now: timers may fire a little early. The kernel's own ETIMEDOUT
             # is a TimeoutError too, and bears its number.

@@ -67,6 +67,11 @@ class Addresses:
         found = (address for endpoint in self._endpoints for address in self._found.get(endpoint, ()))
         return tuple(dict.fromkeys(found))
 
+    def host_of(self, target: str) -> str:
+        """What the url calls an address that is known; of two hosts with one address the first. Empty for a socket."""
+        found = (endpoint.host for endpoint in self._endpoints if target in self._found.get(endpoint, ()))
+        return next(found, "")
+
     async def refresh(self) -> None:
         """Look all names up. A name that cannot be looked up now keeps what was last known of it."""
         names = [endpoint for endpoint in self._endpoints if not endpoint.is_fixed]

@@ -4,29 +4,25 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends.grpc.aio import AioChannel
-from gateway.backends.grpc.channel import GrpcChannel
 from gateway.backends.triton import documents as triton_documents
 from gateway.backends.triton.addresses import REFRESH_S, Addresses, Resolve
-from gateway.backends.triton.replica import Channel, TritonReplica
+from gateway.backends.triton.channels import Compression, OpenChannel, opener, plain
+from gateway.backends.triton.replica import TritonReplica
 from gateway.backends.triton.shared_memory_region import is_same_host
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.types import BackendCall, BackendEvent, Place, TensorPayload
 from gateway.ports import JsonObject
+from gateway.settings import TlsSettings
 
 PROBE_TIMEOUT_US: Final = 1_000_000
 DESCRIBE_TIMEOUT_US: Final = 2_000_000
 LOAD_TIMEOUT_US: Final = 600_000_000  # a large model's weights; a load that never returns is Triton's, too
-
-OpenChannel = Callable[[str], Channel]
-Compression = Literal["none", "gzip"]
-CHANNELS: Final[Mapping[Compression, OpenChannel]] = {"none": GrpcChannel, "gzip": AioChannel}
 
 
 class TritonBackend:
@@ -45,9 +41,7 @@ class TritonBackend:
     speaks: Final = "tensors"
     is_probed: Final = True
 
-    def __init__(
-        self, name: str, url: str, *, channel: OpenChannel = GrpcChannel, resolve: Resolve | None = None
-    ) -> None:
+    def __init__(self, name: str, url: str, *, channel: OpenChannel = plain, resolve: Resolve | None = None) -> None:
         self.name = name
         self.url = url
         self._open_channel = channel
@@ -61,9 +55,14 @@ class TritonBackend:
         self.on_death: Callable[[Place, Fault], None] | None = None  # told where a model's process was found dead
 
     @classmethod
-    async def open(cls, name: str, url: str, *, compression: Compression = "none") -> Self:
-        """The backend with its names looked up once, so that the first request finds its servers."""
-        backend = cls(name, url, channel=CHANNELS[compression])
+    async def open(
+        cls, name: str, url: str, *, compression: Compression = "none", tls: TlsSettings | None = None
+    ) -> Self:
+        """The backend with its names looked up once, so that the first request finds its servers.
+
+        Raises `ValueError` for a url or for certificates that cannot be used.
+        """
+        backend = cls(name, url, channel=opener(compression, tls))
         await backend._look()
         return backend
 
@@ -235,7 +234,8 @@ class TritonBackend:
         for target in known:
             name = self._name_of(target)
             if name not in self._replicas:
-                replica = TritonReplica(name, self._open_channel(target), is_on_this_host=is_same_host(target))
+                channel = self._open_channel(target, self._addresses.host_of(target))
+                replica = TritonReplica(name, channel, is_on_this_host=is_same_host(target))
                 replica.on_death = functools.partial(self._died, name)
                 self._replicas[name] = replica
         self._names = () if self._addresses.is_one_socket else tuple(self._replicas)

@@ -13,7 +13,8 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from gateway.backends.triton import backend as triton_grpc
 from gateway.backends.triton import replica as triton_replica
-from gateway.backends.triton.backend import CHANNELS, TritonBackend
+from gateway.backends.triton.backend import TritonBackend
+from gateway.backends.triton.channels import COMPRESSIONS
 from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, FaultKind, Reply
 from gateway.core.types import BackendCall, OpenAIPayload, Place, Tensor, TensorPayload, Tensors
@@ -178,7 +179,7 @@ def test_the_constructor_needs_no_loop():
     assert TritonBackend("t", "127.0.0.1:1").replicas() == ()
 
 
-@pytest.mark.parametrize("compression", CHANNELS)
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 async def test_both_kinds_of_channels(compression):
     async with served(compression=compression) as (backend, servicer, _):
         assert len(await answer_of(backend, call(tensor(100_000)))) == 1

@@ -62,7 +62,7 @@ def test_the_manuals_examples_can_be_taken():
     manual = (FOLDER.parent / "docs" / "llm.md").read_text()
     written = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL)]
     assert len(written) == 3
-    backends = {name: backend.model_dump() for name, backend in SETTINGS.backends.items()}
+    backends = {name: backend.model_dump(exclude_unset=True) for name, backend in SETTINGS.backends.items()}
     tasks = {name: task.model_dump() for name, task in SETTINGS.tasks.items()}
     for example in written:
         part = example if isinstance(example, dict) else {"rules": example}
