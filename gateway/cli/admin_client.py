@@ -12,6 +12,8 @@ from urllib.parse import quote, urlencode
 import httpx
 import typer
 
+from gateway.cli.trust import system_trust
+
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
@@ -104,6 +106,7 @@ class Admin:
                 headers=headers,
                 json=body,
                 timeout=timeout_s,
+                verify=system_trust(),
                 trust_env=False,  # a proxy for the web does not lead to the control plane
             )
         if answer.status_code == HTTPStatus.NO_CONTENT:
@@ -131,7 +134,12 @@ class Admin:
             with (
                 self._reached(),
                 httpx.stream(
-                    "GET", self._address(path), headers=self._headers(""), timeout=TIMEOUT_S, trust_env=False
+                    "GET",
+                    self._address(path),
+                    headers=self._headers(""),
+                    timeout=TIMEOUT_S,
+                    trust_env=False,
+                    verify=system_trust(),
                 ) as answer,
             ):
                 if not answer.is_success:

@@ -12,6 +12,7 @@ import httpx
 from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, PAGE, Admin, Refusal
 from gateway.cli.check_models import BOTH_SCHEDULERS, ExaminationError, advice, examined, findings
 from gateway.cli.models_plan import UsageError, models_of
+from gateway.cli.trust import system_trust
 from gateway.core import memory_plan
 from gateway.core.doctor.counting import counted
 from gateway.core.doctor.facts import Facts, Setup
@@ -168,7 +169,7 @@ class Looker:
     def _configs(self, url: str) -> Iterator[Mapping[str, Any]]:
         """What a server says of each model that is ready."""
         try:
-            with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+            with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=system_trust()) as http:
                 index = http.post("/v2/repository/index", json={"ready": True}).raise_for_status().json()
                 for name in sorted({str(one["name"]) for one in index}):
                     answer = http.get(f"/v2/models/{name}/config")
@@ -220,7 +221,7 @@ class Looker:
 
         address = url.rstrip("/") + ("" if url.rstrip("/").endswith("/metrics") else "/metrics")
         try:
-            answer = httpx.get(address, timeout=TIMEOUT_S, trust_env=False).raise_for_status()
+            answer = httpx.get(address, timeout=TIMEOUT_S, trust_env=False, verify=system_trust()).raise_for_status()
             found = [
                 Sample(name=one.name, labels=one.labels, value=one.value)
                 for family in text_string_to_metric_families(answer.text)

@@ -23,6 +23,7 @@ from gateway.cli.admin_client import (
 from gateway.cli.doctor import settings_of, wait
 from gateway.cli.doctor_looks import TIMEOUT_S, Looker, Places
 from gateway.cli.show import seconds_of, show_json
+from gateway.cli.trust import system_trust
 from gateway.cli.tuning.options import slo_of
 from gateway.settings import Settings, TritonSettings
 from gateway.tuning.advising.reading import BatchTimes, situations, times_of
@@ -105,7 +106,9 @@ def _statistics(looker: Looker) -> dict[str, Mapping[str, Any]]:
     for server in looker.places.servers:
         url = server.partition("=")[2] if "=" in server.partition("/")[0] else server
         try:
-            answer = httpx.get(f"{url.rstrip('/')}/v2/models/stats", timeout=TIMEOUT_S, trust_env=False)
+            answer = httpx.get(
+                f"{url.rstrip('/')}/v2/models/stats", timeout=TIMEOUT_S, trust_env=False, verify=system_trust()
+            )
             found[server] = answer.raise_for_status().json()
             times_of([found[server]], [found[server]])  # raises for what are no statistics
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, AttributeError, OverflowError):
