@@ -77,7 +77,7 @@ def check(settings: Settings) -> None:
             open_redis(settings)  # which reads passwords and certificates, and connects to nothing yet
         except ConfigError as error:
             faults.append(str(error))
-    faults += tls_faults(settings)
+    faults += [*tls_faults(settings), *settings.secret_faults()]
     if fault := settings.telemetry.traces.fault():
         faults.append(fault)
     if faults:
@@ -273,12 +273,16 @@ def _share_deaths(deaths: RedisDeaths, backends: Mapping[str, Backend], board: B
 
 
 def callers_of(settings: Settings) -> Mapping[str, Caller]:
-    callers = {}
+    """By the digest of their key. Raises `ConfigError`."""
+    callers: dict[str, Caller] = {}
     for key in settings.keys:
         digest = key.digest()
         if digest is None:
             _log.warning("key lets nobody in: its variable is not set", extra={"key": key.id, "variable": key.key_env})
         else:
+            # Of two the later would be whoever comes with it: with another tenant, another's limits and answers.
+            if digest in callers:
+                raise ConfigError(f"keys: '{callers[digest].key_id}' and '{key.id}' have the same secret")
             callers[digest] = key.caller(settings.limits)
     return callers
 

@@ -13,12 +13,15 @@ import httpx
 import typer
 
 from gateway.cli.trust import system_trust
+from gateway.settings import ConfigError
+from gateway.settings.secrets import from_environment
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 STACK_FILE = Path(".run/stack.json")  # where `gateway up` says what it started
 TIMEOUT_S = 10.0
+TOKEN_ENV = "GATEWAY_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
 PAGE = 500  # the most that the control plane gives at once
 
 AdminUrl = Annotated[
@@ -27,7 +30,7 @@ AdminUrl = Annotated[
 ]
 AdminToken = Annotated[
     str,
-    typer.Option(envvar="GATEWAY_ADMIN_TOKEN", help="Admin key or OIDC token; default: as `gateway up` left it."),
+    typer.Option(envvar=TOKEN_ENV, help="Admin key or OIDC token; default: as `gateway up` left it."),
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="WORDS", help="Why; kept in the audit log.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the control plane's answer as JSON.")]
@@ -185,6 +188,10 @@ def admin_of(url: str, token: str) -> Admin:
 
     The stack's token goes to no other address than the stack's.
     """
+    try:
+        token = token or from_environment(TOKEN_ENV)  # what is in a file: the variable itself is the option's
+    except ConfigError as error:
+        raise Failure(str(error), EXIT_USAGE) from error
     stack = {} if url and token else stack_told()
     of_stack = str(stack.get("admin_url", ""))
     url = url or of_stack

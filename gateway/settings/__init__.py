@@ -1,12 +1,14 @@
 """Configuration: one YAML file and the environment's secrets -> one frozen `Settings`.
 
 Nothing else in the gateway reads the environment. A value may say `${NAME}` or `${NAME:-default}`; secrets are
-named (`key_env: NAME`), never written. Paths are relative to the file. Unknown fields are refused by name.
+named (`key_env: NAME`), never written. Either may lie in a file (see `secrets`). Paths are relative to the
+configuration. Unknown fields are refused by name.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,11 @@ from gateway.settings.backends import (
     TritonGenerateSettings,
     TritonSettings,
 )
-from gateway.settings.faults import fault_words
+from gateway.settings.faults import ConfigError, fault_words
 from gateway.settings.lines import below, line_at, rule_line
 from gateway.settings.recall import RecallSettings
 from gateway.settings.redis import RedisSettings
+from gateway.settings.secrets import from_environment
 from gateway.settings.section import Section
 from gateway.settings.tls import TlsSettings, anchored_files
 from gateway.settings.traces import TracesSettings
@@ -58,10 +61,6 @@ LOCAL_SOCKET_ENV = "GATEWAY_LOCAL_SOCKET"  # set by `gateway serve` for its work
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: the exit status where starting again would not help
 MIN_SIGNING_BYTES = 32  # what HMAC-SHA256 is as strong as
 METRICS_DIR_ENV = "PROMETHEUS_MULTIPROC_DIR"  # prometheus-client's own name
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; one line for each fault, with the file's line number."""
 
 
 class TaskSettings(Section):
@@ -97,12 +96,12 @@ class ServerSettings(Section):
     drain_timeout_s: float = Field(default=30.0, ge=0, description="how long a stop waits for requests in flight")
 
     def admin_token(self) -> str:
-        """The control plane's token; empty where it is not set."""
-        return os.environ.get(self.admin_token_env, "")
+        """The control plane's token; empty where it is not set. Raises `ConfigError`."""
+        return from_environment(self.admin_token_env)
 
     def client_token_secret(self) -> bytes:
         """What signs client tokens; empty where it is not set, and Redis keeps one instead. Raises `ConfigError`."""
-        secret = os.environ.get(self.client_token_secret_env, "").encode()
+        secret = from_environment(self.client_token_secret_env).encode()
         if 0 < len(secret) < MIN_SIGNING_BYTES:
             raise ConfigError(f"{self.client_token_secret_env}: must have at least {MIN_SIGNING_BYTES} characters")
         return secret
@@ -162,6 +161,20 @@ class Settings(Section):
     def with_server(self, **changes: Any) -> "Settings":
         """The same, but for these fields of `server`, which a command line may say."""
         return self.model_copy(update={"server": self.server.model_copy(update=changes)})
+
+    def secret_faults(self) -> list[str]:
+        """Which secrets are given and cannot be used."""
+        named: list[str | None] = [self.server.admin_token_env, *(key.key_env for key in self.keys)]
+        named += [key.key_env for key in self.admin.keys]
+        named += [one.api_key_env for one in self.backends.values() if isinstance(one, LLMSettings)]
+        reads: list[Callable[[], object]] = [partial(from_environment, name) for name in named if name]
+        faults = []
+        for read in (self.server.client_token_secret, *reads):
+            try:
+                read()
+            except ConfigError as error:
+                faults.append(str(error))
+        return faults
 
     def check_rules(self, rules: Sequence[Rule]) -> None:
         """Raise `RuleError` for rules that do not fit the backends and tasks here."""
@@ -223,9 +236,12 @@ def _expanded(value: Any, path: Path, text: str) -> Any:
 
     def replaced(found: re.Match[str]) -> str:
         name, default = found[1], found[2]
-        given = os.environ.get(name) or default
+        line = text[: text.find(found[0])].count("\n") + 1
+        try:
+            given = from_environment(name) or default
+        except ConfigError as error:
+            raise ConfigError(f"{path}:{line}: {error}") from error
         if given is None:
-            line = text[: text.find(found[0])].count("\n") + 1
             raise ConfigError(f"{path}:{line}: the environment variable {name} is not set and has no default here")
         return given
 

@@ -1,7 +1,6 @@
 """The sections `limits` and `keys`: who may do how much."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -11,6 +10,7 @@ from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.keys import NAME, ORIGIN, TENANT
 from gateway.core.rate_limit import MOST_OF, is_sound
 from gateway.core.types import Caller, Limit, Priority
+from gateway.settings.secrets import from_environment
 from gateway.settings.section import Section
 
 _KINDS: Final = ("requests", "tokens", "usd", "concurrent")
@@ -131,10 +131,10 @@ class KeySettings(Section):
         return self
 
     def digest(self) -> str | None:
-        """SHA-256 of the secret in hex; None where its environment variable is not set."""
+        """SHA-256 of the secret in hex; None where its environment variable is not set. Raises `ConfigError`."""
         if self.key_sha256 is not None:
             return self.key_sha256
-        secret = os.environ.get(self.key_env or "", "")
+        secret = from_environment(self.key_env) if self.key_env else ""
         return hashlib.sha256(secret.encode()).hexdigest() if secret else None
 
     def caller(self, limits: Sequence[LimitSettings]) -> Caller:

@@ -1,12 +1,12 @@
 """The section `admin`: who may enter the control plane, and as what."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from gateway.settings.secrets import from_environment
 from gateway.settings.section import Section
 
 Role = Literal["viewer", "operator", "admin"]
@@ -43,11 +43,15 @@ class AdminKeySettings(Section):
             raise ValueError(f"the ids {', '.join(RESERVED)} are taken by the gateway itself")
         return self
 
+    def secret(self) -> str:
+        """What its variable holds; empty where it has none, or it is not set. Raises `ConfigError`."""
+        return from_environment(self.key_env) if self.key_env else ""
+
     def digest(self) -> str | None:
-        """SHA-256 of the secret in hex; None where its environment variable is not set."""
+        """SHA-256 of the secret in hex; None where its environment variable is not set. Raises `ConfigError`."""
         if self.key_sha256 is not None:
             return self.key_sha256
-        secret = os.environ.get(self.key_env or "", "")
+        secret = self.secret()
         return hashlib.sha256(secret.encode()).hexdigest() if secret else None
 
 

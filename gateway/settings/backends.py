@@ -1,6 +1,5 @@
 """The section `backends`: what can answer."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationInfo, field_validator
 
 from gateway.core.types import OpenAIApi
+from gateway.settings.secrets import from_environment
 from gateway.settings.section import Section
 from gateway.settings.tls import TlsSettings
 
@@ -157,8 +157,8 @@ class _LLMEndpoint(_Backend):
         return tuple(part.strip() for part in self.base_url.split(","))
 
     def api_key(self) -> str | None:
-        """The endpoint's key; None where none is configured or its variable is not set."""
-        return (os.environ.get(self.api_key_env) or None) if self.api_key_env else None
+        """The endpoint's key; None where none is configured or its variable is not set. Raises `ConfigError`."""
+        return (from_environment(self.api_key_env) or None) if self.api_key_env else None
 
 
 class OpenAISettings(_LLMEndpoint):

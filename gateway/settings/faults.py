@@ -24,6 +24,10 @@ _WORDS: Final = {
 _BEGINS: Final = re.compile(r"^(?:Value error, |(?:Input|String|Value|Tuple|List) should )")
 
 
+class ConfigError(ValueError):
+    """A configuration that cannot be used; one line for each fault, with the file's line number."""
+
+
 def fault_words(fault: Mapping[str, Any]) -> str:
     """One fault of `ValidationError.errors()` as a sentence without its place: `must be greater than or equal to 1`."""
     return _WORDS.get(fault["type"]) or _BEGINS.sub(_opening, fault["msg"])

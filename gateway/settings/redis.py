@@ -1,6 +1,5 @@
 """The section `redis`: where the store is that all workers share, and how the gateway shows who it is."""
 
-import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from urllib.parse import unquote
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from gateway.settings.secrets import from_environment
 from gateway.settings.section import Section
 
 REDIS_PORT: Final = 6379
@@ -93,7 +93,7 @@ class RedisSettings(Section):
         variable = getattr(self, name)
         if not variable:
             return ""
-        found = os.environ.get(variable, "")
+        found = from_environment(variable)
         if not found:
             raise ValueError(f"redis.{name}: the environment variable {variable} is not set")
         return found

@@ -1,7 +1,6 @@
 """The ways in that the configuration names, ready for use."""
 
 import logging
-import os
 import ssl
 from contextlib import AsyncExitStack
 
@@ -35,7 +34,7 @@ def _keys(settings: Settings) -> tuple[AdminKey, ...]:
     keys = list(Entry.of_token(token).keys)
     _warn_of_short(ONE_KEY, token)
     for key in settings.admin.keys:
-        _warn_of_short(key.id, os.environ.get(key.key_env or "", ""))
+        _warn_of_short(key.id, key.secret())
         digest = key.digest()
         if digest is None:
             _log.warning(
