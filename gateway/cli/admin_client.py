@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import httpx
 import typer
 
+from gateway.cli.terminal import say
 from gateway.cli.trust import system_trust
 from gateway.settings import ConfigError
 from gateway.settings.secrets import from_environment
@@ -34,19 +35,6 @@ AdminToken = Annotated[
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="WORDS", help="Why; kept in the audit log.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the control plane's answer as JSON.")]
-
-
-def visible(text: str) -> str:
-    """It without what a terminal takes for orders, or shows nothing of: their numbers stand there.
-
-    Reasons, names and header values are other people's, callers' among them.
-    """
-    return "".join(one if one.isprintable() or one in "\n\t" else f"\\u{ord(one):04x}" for one in text)
-
-
-def say(text: str, *, err: bool = False) -> None:
-    """A line of words, whoever's they are."""
-    typer.echo(visible(text), err=err)
 
 
 class Failure(typer.Exit):

@@ -9,6 +9,7 @@ import typer
 
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of
 from gateway.cli.show import add, examples, show, show_json, table, when
+from gateway.cli.terminal import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,7 +45,7 @@ def list_audit(
         show_json({"items": items})
         return
     if not items:
-        typer.echo("there are no such entries")
+        say("there are no such entries")
         return
     shown = table("at (UTC)", "who\nfrom", "what", "target", "why", whole=("at (UTC)",))
     for one in items:
@@ -83,4 +84,4 @@ def export(
     if as_json:
         typer.echo(json.dumps({"entries": count}), err=True)
     else:
-        typer.echo(f"{count:,} entries", err=True)
+        say(f"{count:,} entries", err=True)

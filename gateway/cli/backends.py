@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.admin_client import EXIT_REFUSED, Admin, AdminToken, AdminUrl, Failure, Json, Reason, admin_of, say
+from gateway.cli.admin_client import EXIT_REFUSED, Admin, AdminToken, AdminUrl, Failure, Json, Reason, admin_of
 from gateway.cli.show import add, examples, figure, percent, show, show_json, table
 from gateway.cli.switches import ALL, For, Wait, Why, end_switch, scope_words, set_switch
+from gateway.cli.terminal import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +37,7 @@ def list_backends(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
             add(shown, *row, style=None if is_open else "red")
     show(shown)
     for why, names in without.items():
-        typer.echo(f"{', '.join(names)}: {why}")
+        say(f"{', '.join(names)}: {why}")
 
 
 @app.command(
@@ -94,7 +95,7 @@ def workers(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminT
     if as_json:
         show_json(found)
     elif not items:
-        typer.echo("no worker is running")
+        say("no worker is running")
     else:
         _show_workers(items, behind)
     if behind:

@@ -15,6 +15,8 @@ from typing import Any
 
 import typer
 
+from gateway.cli.terminal import say
+
 EXIT_FAULTS = 1
 EXIT_USAGE = 2
 TIMEOUT_S = 120
@@ -142,16 +144,16 @@ def check_repository(repository: Path, *, strict: bool = False, as_json: bool = 
     0: no fault (with `strict`: no warning either), 1: there is one, 2: no repository.
     """
     if (repository / "config.pbtxt").is_file():
-        typer.echo(f"{repository} is one model: give the repository, {repository.resolve().parent}", err=True)
+        say(f"{repository} is one model: give the repository, {repository.resolve().parent}", err=True)
         return EXIT_USAGE
     try:
         document = examined(repository)
     except ExaminationError as error:
-        typer.echo(str(error), err=True)
+        say(str(error), err=True)
         return EXIT_USAGE
     models = sorted(document["models"])
     if not models:
-        typer.echo(f"{repository} holds no model: no folder in it has a config.pbtxt", err=True)
+        say(f"{repository} holds no model: no folder in it has a config.pbtxt", err=True)
         return EXIT_USAGE
     found = findings(document)
     refused = {finding.model for finding in found if finding.severity == "fault"}
@@ -174,10 +176,10 @@ def _print_json(models: Sequence[str], found: Sequence[Finding], refused: set[st
 def _print(repository: Path, models: Sequence[str], found: Sequence[Finding], refused: set[str]) -> None:
     for finding in found:
         place = f"{repository / finding.file}" + (f":{finding.line}" if finding.line else "")
-        typer.echo(f"{place}: {finding.severity}: {finding.reason}")
+        say(f"{place}: {finding.severity}: {finding.reason}")
     counts = [sum(finding.severity == rank for finding in found) for rank in _RANKS]
     told = ", ".join(
         f"{count} {rank}{'' if count == 1 else 's'}" for count, rank in zip(counts, _RANKS, strict=True) if count
     )
     good = len(models) - len(refused)
-    typer.echo(f"{repository}: {good} of {len(models)} models valid" + (f" ({told})" if told else ""))
+    say(f"{repository}: {good} of {len(models)} models valid" + (f" ({told})" if told else ""))

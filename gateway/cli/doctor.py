@@ -19,12 +19,12 @@ from gateway.cli.admin_client import (
     Failure,
     Refusal,
     admin_of,
-    say,
     stack_told,
 )
 from gateway.cli.doctor_looks import Looker, Places
 from gateway.cli.serve import DEFAULT_CONFIG, ConfigOption
 from gateway.cli.show import examples, seconds_of, show_json
+from gateway.cli.terminal import say
 from gateway.core.doctor import examine
 from gateway.core.doctor.facts import Facts
 from gateway.core.doctor.findings import Finding

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of, say
+from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, admin_of
 from gateway.cli.requests import recorded
 from gateway.cli.rules.words import POLICIES, policy_words
 from gateway.cli.show import add, examples, fields, show, show_json, span_words, table
 from gateway.cli.switches import scope_words, words
+from gateway.cli.terminal import say
 
 app = typer.Typer()
 

@@ -9,9 +9,10 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, Reason, admin_of, say
+from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, Json, Reason, admin_of
 from gateway.cli.show import add, fields, table
 from gateway.cli.show import show as show_table
+from gateway.cli.terminal import say
 
 app = typer.Typer(help="Make, show and change API keys; all workers follow within a second.", no_args_is_help=True)
 
@@ -95,7 +96,7 @@ def list_keys(
     elif items:
         _show(items)
     else:
-        typer.echo("there are no keys but those of the configuration")
+        say("there are no keys but those of the configuration")
 
 
 @app.command()
@@ -204,8 +205,8 @@ def _made(key: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(key, indent=2))
         return
-    typer.echo(key["key"])
-    typer.echo(f"Keep it: it is not shown again. Its id is {key['id']}, for all other commands.", err=True)
+    say(key["key"])
+    say(f"Keep it: it is not shown again. Its id is {key['id']}, for all other commands.", err=True)
 
 
 def _one(key: Mapping[str, Any], *, as_json: bool) -> None:

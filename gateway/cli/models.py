@@ -22,9 +22,9 @@ from gateway.cli.admin_client import (
     Json,
     Reason,
     admin_of,
-    say,
 )
 from gateway.cli.show import add, examples, show, show_json, table
+from gateway.cli.terminal import say
 from gateway.cli.version_folder import FolderRefused, Placement
 
 POLL_S = 0.25
@@ -219,7 +219,7 @@ def deploys(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminT
         show_json(found)
         return
     if not found["items"]:
-        typer.echo("no deploy is known")
+        say("no deploy is known")
         return
     shown = table("deploy", "model", "from", "to", "state", "callers", "reason", right=("from", "to", "callers"))
     for one in found["items"]:
@@ -304,10 +304,10 @@ def _see_through(
     if has_gone_back and not ended["rules"] and ended["status"] in ("done", "failed", "rolled_back"):
         # A server that starts would take the higher number.
         for path in version_folder.set_aside(repositories, model=ended["model"], version=other):
-            typer.echo(f"version {other} is now {path}", err=True)
+            say(f"version {other} is now {path}", err=True)
     if is_done or (is_wanted and ended["status"] == "rolled_back"):
         if not as_json:
-            typer.echo(f"{ended['model']}: version {serving} serves, {other} is retired")
+            say(f"{ended['model']}: version {serving} serves, {other} is retired")
         _advise(ended, serving, repositories)
         return
     status = ended["status"].replace("_", " ")
@@ -318,10 +318,10 @@ def _advise(ended: Mapping[str, Any], serving: str, repositories: Sequence[Path]
     before = {*ended["served"], ended["new"]} - {ended["old"], ended["new"]}
     served = sorted({*before, serving}, key=int)
     if not repositories:
-        typer.echo(f"note: a restart of the server must serve {', '.join(served)}: see its version_policy", err=True)
+        say(f"note: a restart of the server must serve {', '.join(served)}: see its version_policy", err=True)
     for repository in repositories:
         if text := version_folder.advice(repository / ended["model"], served):
-            typer.echo(f"note: {text}", err=True)
+            say(f"note: {text}", err=True)
 
 
 def _watch(admin: Admin, begun: Mapping[str, Any]) -> Mapping[str, Any]:

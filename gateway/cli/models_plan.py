@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.check_models import EXIT_USAGE, ExaminationError, examined
+from gateway.cli.terminal import say
 from gateway.core import memory_plan
 from gateway.core.memory_plan import GIB, GPUS, MIB, ROW_FACTOR, MemoryPlan, Model
 
@@ -137,7 +138,7 @@ def plan(
         models = changed(read, settings or (), kv or ())
         made = memory_plan.plan(models, gpu_bytes=size_of(gpu), runtime_bytes=size_of(runtime))
     except (UsageError, ExaminationError) as error:
-        typer.echo(str(error), err=True)
+        say(str(error), err=True)
         raise typer.Exit(EXIT_USAGE) from error
     if as_json:
         typer.echo(json.dumps(_tree(made), indent=2))

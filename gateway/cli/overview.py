@@ -9,17 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gateway.cli.admin_client import (
-    EXIT_UNREACHABLE,
-    Admin,
-    AdminToken,
-    AdminUrl,
-    Failure,
-    Json,
-    Refusal,
-    admin_of,
-    visible,
-)
+from gateway.cli.admin_client import EXIT_UNREACHABLE, Admin, AdminToken, AdminUrl, Failure, Json, Refusal, admin_of
 from gateway.cli.show import (
     add,
     clock,
@@ -33,6 +23,7 @@ from gateway.cli.show import (
     span_words,
     table,
 )
+from gateway.cli.terminal import visible
 
 REFRESH_S: Final = 1.0
 FRESH_S: Final = 3.0  # workers tell once a second

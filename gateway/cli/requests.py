@@ -9,6 +9,7 @@ from rich.table import Table
 
 from gateway.cli.admin_client import AdminToken, AdminUrl, Json, admin_of, part
 from gateway.cli.show import add, examples, fields, figure, instant, show, show_json, table, when
+from gateway.cli.terminal import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,7 +48,7 @@ def list_requests(
         show_json({"items": items})
         return
     if not items:
-        typer.echo("no such request is recorded")
+        say("no such request is recorded")
         return
     headings = ("at (UTC)", "id", "tenant", "task\nrule", "place", "end", "ms")
     shown = table(*headings, right=("ms",), whole=("at (UTC)", "id"))

@@ -19,8 +19,6 @@ from gateway.cli.admin_client import (
     Json,
     admin_of,
     part,
-    say,
-    visible,
 )
 from gateway.cli.rules.words import guard_words
 from gateway.cli.show import (
@@ -38,6 +36,7 @@ from gateway.cli.show import (
     table,
     when,
 )
+from gateway.cli.terminal import say, visible
 
 POLL_S: Final = 0.5
 CHANGE_S: Final = 30.0  # a change waits for the control plane that looks at the rule, 15 s at most, and for workers
@@ -132,7 +131,7 @@ def list_rollouts(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
         show_json({"items": items})
         return
     if not items:
-        typer.echo("no rollout is known")
+        say("no rollout is known")
         return
     shown = table("id", "rule\nto", "state", "by", "why", whole=("id", "state"))
     for one in items:

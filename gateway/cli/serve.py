@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gateway.cli.terminal import say
 from gateway.settings import EXIT_CONFIG, ConfigError, LLMSettings, Settings, load_settings
 
 app = typer.Typer()
@@ -82,17 +83,15 @@ def check(
         check_tasks(settings)
     except ConfigError as error:
         _refuse(error)
-    typer.echo(
-        f"{config}: good ({len(settings.backends)} backends, {len(settings.tasks)} tasks, {len(settings.rules)} rules)"
-    )
+    say(f"{config}: good ({len(settings.backends)} backends, {len(settings.tasks)} tasks, {len(settings.rules)} rules)")
     for name, backend in settings.backends.items():
         if not backend.enabled:
-            typer.echo(f"off: {name} (not enabled)")
+            say(f"off: {name} (not enabled)")
         elif isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
-            typer.echo(f"off: {name} ({backend.api_key_env} is not set)")
+            say(f"off: {name} ({backend.api_key_env} is not set)")
     for key in settings.keys:
         if key.digest() is None:
-            typer.echo(f"off: key {key.id} ({key.key_env} is not set)")
+            say(f"off: key {key.id} ({key.key_env} is not set)")
 
 
 @app.command()
@@ -119,5 +118,5 @@ def _settings(config: Path, *, workers: int | None = None, port: int | None = No
 
 
 def _refuse(error: ConfigError) -> NoReturn:
-    typer.echo(str(error), err=True)
+    say(str(error), err=True)
     raise typer.Exit(EXIT_CONFIG)

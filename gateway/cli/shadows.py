@@ -6,6 +6,7 @@ import typer
 
 from gateway.cli.admin_client import AdminToken, AdminUrl, Json, Reason, admin_of, part
 from gateway.cli.show import add, confirm, examples, figure, percent, show, show_json, table, when
+from gateway.cli.terminal import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +27,7 @@ def list_shadows(as_json: Json = False, admin_url: AdminUrl = "", admin_token: A
         show_json({"items": items})
         return
     if not items:
-        typer.echo("nothing was sent to a shadow yet")
+        say("nothing was sent to a shadow yet")
         return
     headings = ("compared", "agree", "alike\np10", "failed\nskipped", "more ms\nmore USD")
     shown = table("rule", "answered by\nshadow", *headings, "since (UTC)", right=headings)
@@ -61,7 +62,7 @@ def reset(
     if as_json:
         show_json(done)
     else:
-        typer.echo(f"{rule}: comparisons begin anew")
+        say(f"{rule}: comparisons begin anew")
 
 
 def _delta(value: float | None, digits: int) -> str:

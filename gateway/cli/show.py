@@ -16,7 +16,8 @@ from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure, say, visible
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
+from gateway.cli.terminal import say, visible
 
 NARROWEST: Final = 80  # columns
 ENDLESS: Final = 1000  # what goes into a file or another program is not folded: names can be looked for in it
@@ -199,4 +200,4 @@ def finish(changed: Mapping[str, Any], saved: str, *, quiet: bool = False) -> No
         raise Failure(f"{saved}, but applied on only {workers}/{of} workers after {ms} ms", EXIT_REFUSED)
     if not quiet:
         words = f"applied on {workers}/{of} workers in {ms} ms" if of else "no worker is running"
-        typer.echo(f"{saved}; {words}")
+        say(f"{saved}; {words}")

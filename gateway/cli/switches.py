@@ -21,6 +21,7 @@ from gateway.cli.admin_client import (
     part,
 )
 from gateway.cli.show import add, clock, examples, finish, seconds_of, show, show_json, span_words, table, warn
+from gateway.cli.terminal import say
 
 POLL_S: Final = 0.5
 ALL: Final = 1000  # there are at most 100
@@ -55,7 +56,7 @@ def list_switches(as_json: Json = False, admin_url: AdminUrl = "", admin_token: 
         show_json({"items": items})
         return
     if not items:
-        typer.echo("no switch is set")
+        say("no switch is set")
         return
     headings = ("id", "what", "for", "left", "in flight", "by", "reason")
     shown = table(*headings, right=("left", "in flight"), whole=("id",))
@@ -224,7 +225,7 @@ def set_switch(
         if as_json:
             show_json(drained)
         else:
-            typer.echo("drained: nothing is in flight there")
+            say("drained: nothing is in flight there")
 
 
 def end_switch(admin: Admin, switch_id: str, reason: str, *, as_json: bool = False) -> None:
@@ -277,7 +278,7 @@ def _drained(admin: Admin, switch: Mapping[str, Any]) -> dict[str, Any]:
                 left = f"the switch ends by itself at {clock(found['expires_at'])}"
                 status.update(escape(f"{line}; {left}"))
                 if line != last and not console.is_terminal:
-                    typer.echo(line, err=True)
+                    say(line, err=True)
                 last = line
                 time.sleep(POLL_S)
     except KeyboardInterrupt:

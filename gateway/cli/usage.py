@@ -11,6 +11,7 @@ import typer
 
 from gateway.cli.admin_client import EXIT_USAGE, AdminToken, AdminUrl, Failure, admin_of
 from gateway.cli.show import add, show, table
+from gateway.cli.terminal import say
 
 app = typer.Typer()
 
@@ -83,7 +84,7 @@ def _write_csv(items: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None
 
 def _show(items: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     if not items:
-        typer.echo("nothing was used in this time")
+        say("nothing was used in this time")
         return
     shown = table(*names, *SHOWN, right=SHOWN)
     for item in items:

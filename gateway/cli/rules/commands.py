@@ -21,11 +21,11 @@ from gateway.cli.admin_client import (
     admin_of,
     part,
     query,
-    say,
 )
 from gateway.cli.rules import history, words
 from gateway.cli.rules.files import RuleFile, read
 from gateway.cli.show import clock, confirm, examples, finish, show, show_json, warn
+from gateway.cli.terminal import say
 
 EXIT_DIFFERENT = 1  # of `diff`, as of diff(1), which has 2 for trouble
 EXIT_TROUBLE = 2
@@ -56,7 +56,7 @@ def get(as_json: Json = False, admin_url: AdminUrl = "", admin_token: AdminToken
         return
     show(words.rules_table(current["rules"], f"rules, revision {current['revision']}"))
     if frozen := current.get("frozen"):
-        typer.echo(
+        say(
             f"changes are frozen until {clock(frozen['expires_at'])} UTC by {frozen['owner']}: {frozen['reason']}",
             err=True,
         )
@@ -139,10 +139,10 @@ def check(
     if as_json:
         show_json(found)
         return
-    typer.echo(f"{given.name}: good ({len(given.rules)} rules)")
+    say(f"{given.name}: good ({len(given.rules)} rules)")
     warn(found)
     if found["changes"] is None:
-        typer.echo(f"warning: {UNREADABLE}", err=True)
+        say(f"warning: {UNREADABLE}", err=True)
     else:
         _show_changes(found["changes"])
     for line in words.dry_run_words(found["dry_run"]) if found.get("dry_run") else ():
@@ -261,7 +261,7 @@ def _put(admin: Admin, given: RuleFile, note: str, revision: int) -> dict[str, A
     except Refusal as refusal:
         meanwhile = refusal.document.get("changes")
         if refusal.document.get("status") == HTTPStatus.PRECONDITION_FAILED and meanwhile:
-            typer.echo(f"changed meanwhile, since revision {revision}:", err=True)
+            say(f"changed meanwhile, since revision {revision}:", err=True)
             Console(stderr=True).print(words.changes_text(meanwhile), soft_wrap=True)
         raise Failure(_lined(refusal, given).line, refusal.exit_code) from refusal
 
@@ -275,7 +275,7 @@ def _still_in_force(admin: Admin, revision: int, *, as_json: bool) -> None:
     if as_json:
         show_json({"revision": revision, "changes": []})
     else:
-        typer.echo(f"revision {revision} is in force on {there}/{len(workers)} workers")
+        say(f"revision {revision} is in force on {there}/{len(workers)} workers")
 
 
 def _dry_run(admin: Admin, given: RuleFile, last: int, samples: Path | None) -> dict[str, Any] | None:
@@ -307,4 +307,4 @@ def _show_changes(changes: list[Mapping[str, Any]]) -> None:
     if changes:
         show(words.changes_text(changes))
     else:
-        typer.echo("no differences")
+        say("no differences")

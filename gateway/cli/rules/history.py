@@ -19,6 +19,7 @@ from gateway.cli.admin_client import (
 from gateway.cli.rules import words
 from gateway.cli.rules.files import written
 from gateway.cli.show import add, clock, confirm, examples, fields, finish, show, show_json, table, warn, when
+from gateway.cli.terminal import say
 
 app = typer.Typer()
 
@@ -113,7 +114,7 @@ def export(
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{file}: cannot be written ({error.strerror})", EXIT_USAGE) from error
-    typer.echo(f"revision {found['revision']}: {len(found['rules'])} rules in {file}", err=True)
+    say(f"revision {found['revision']}: {len(found['rules'])} rules in {file}", err=True)
 
 
 def _before(admin: Admin, current: int) -> int:

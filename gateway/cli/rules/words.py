@@ -7,8 +7,8 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.admin_client import visible
 from gateway.cli.show import add, percent, place, table
+from gateway.cli.terminal import visible
 
 POLICIES: Final = ("ordering", "cache", "on_store_down", "idempotency")
 SHOWN: Final = 120  # characters of a value

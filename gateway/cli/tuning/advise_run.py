@@ -10,19 +10,11 @@ from typing import Any, Final
 import httpx
 import typer
 
-from gateway.cli.admin_client import (
-    EXIT_REFUSED,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
-    Failure,
-    Refusal,
-    admin_of,
-    say,
-    stack_told,
-)
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, Refusal, admin_of, stack_told
 from gateway.cli.doctor import settings_of, wait
 from gateway.cli.doctor_looks import TIMEOUT_S, Looker, Places
 from gateway.cli.show import seconds_of, show_json
+from gateway.cli.terminal import say
 from gateway.cli.trust import system_trust
 from gateway.cli.tuning.options import slo_of
 from gateway.settings import Settings, TritonSettings

@@ -11,8 +11,9 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, say, stack_told
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, stack_told
 from gateway.cli.show import is_terminal, show, show_json
+from gateway.cli.terminal import say
 from gateway.cli.tuning.files import Files
 from gateway.cli.tuning.load_plan import Given, plan_of
 from gateway.cli.tuning.options import slo_of

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from gateway.cli.admin_client import say
 from gateway.cli.show import add, fields, figure, percent, show, table
+from gateway.cli.terminal import say
 from gateway.tuning.planning import FULLEST, Candidate, Found, Outcome, Point, Setting
 from gateway.tuning.planning_worlds import MOST_REQUESTS, Situation, is_cut
 from gateway.tuning.simulation.outcome import NOTES

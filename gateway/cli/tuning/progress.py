@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.cli.admin_client import say
+from gateway.cli.terminal import say
 
 EVERY_S: Final = 10.0
 

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure, say
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_USAGE, Failure
 from gateway.cli.show import examples, show, show_json
+from gateway.cli.terminal import say
 from gateway.cli.tuning.progress import Lines
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure, say
+from gateway.cli.admin_client import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Failure
 from gateway.cli.show import show, show_json
+from gateway.cli.terminal import say
 from gateway.cli.tuning.options import duration_s, shapes_of, slo_of
 from gateway.cli.tuning.sweep import Preset
 from gateway.tuning.sweep.settings import Axes, SweepError, Unreachable

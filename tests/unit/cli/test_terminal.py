@@ -1,14 +1,17 @@
 """What others have written is shown on a terminal, and orders nothing there."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.__main__ import app
-from gateway.cli.admin_client import Admin, Failure, visible
+from gateway.cli.admin_client import Admin, Failure
 from gateway.cli.rules.words import changes_text
 from gateway.cli.show import add, fields, show, show_json, table
+from gateway.cli.terminal import visible
 
 ORDERS = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202egnp.exe\u200b\x7f"
 MARKUP = "[bold]b[/bold] [link=https://evil.example]l[/link] [/red] :bomb: \\[x]"
@@ -80,3 +83,35 @@ def test_a_command_shows_what_servers_and_people_say(monkeypatch, command):
     assert is_plain(shown.output)
     assert "[bold]b[/bold]" in shown.output
     assert ":bomb:" in shown.output
+
+
+COMMANDS = Path(__file__).parents[3] / "gateway" / "cli"
+PLAIN = {"json.dumps", "text"}  # with ASCII alone; the rules as YAML, which escapes for itself
+SAYERS = ("terminal.py", "show.py")
+
+
+def test_no_command_writes_by_another_way():
+    """Words go by `say` and `show`; `typer.echo` is for JSON."""
+    for file in COMMANDS.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if file.name in SAYERS or not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            assert called != "print", file
+            if called == "typer.echo":
+                given = node.args[0]
+                assert ast.unparse(given.func if isinstance(given, ast.Call) else given) in PLAIN, file
+
+
+def test_faults_of_a_file_and_of_a_repository_order_nothing(tmp_path):
+    told = json.dumps(ORDERS)
+    (tmp_path / "gateway.yaml").write_text(f"backends: {{}}\ntasks: {{}}\nrules: [{{{told}: 1}}]\n{told}: 1\n")
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "gateway.yaml")])
+    assert checked.exit_code == 78
+    assert is_plain(checked.output)
+    repository = tmp_path / "models"
+    (repository / "m\x1b[2J" / "1").mkdir(parents=True)
+    (repository / "m\x1b[2J" / "config.pbtxt").write_text('backend: "python"')
+    checked = CliRunner().invoke(app, ["check", str(repository)])
+    assert "m\\u001b[2J" in checked.output
+    assert is_plain(checked.output)
