@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers image release clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers image docs release clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ image:  ## build the container images, tagged with the version; needs Docker (do
 	@$(BUILD) -f deploy/docker/gateway.Dockerfile --target llm -t hybrid-inference-gateway-llm:$(VERSION) .
 	@$(BUILD) -f deploy/docker/gateway.Dockerfile --target models -t hybrid-inference-gateway-models:$(VERSION) .
 	@docker build -f deploy/docker/triton.Dockerfile --target triton -t hybrid-inference-gateway-triton:$(VERSION) .
+
+docs: setup  ## write the references anew out of the code: docs/configuration.md, docs/api.md, docs/commands.md
+	@$(PY) -m release.references
 
 release: setup  ## make wheel, sdist, SBOM, licence list and notes in dist/ (docs/releasing.md)
 	@$(PY) -m release

@@ -110,7 +110,7 @@ async def data_plane(
 
     Raises `ConfigError` for a configuration that cannot be served.
     """
-    tasks = _tasks(settings)
+    tasks = make_tasks(settings)
     folder = os.environ.get(METRICS_DIR_ENV)
     metrics, board = Metrics(registry, Path(folder) if folder else None), BreakerBoard()
     observers: list[Observer] = [metrics]
@@ -187,7 +187,8 @@ async def data_plane(
         yield create_app(api)
 
 
-def _tasks(settings: Settings) -> Mapping[str, Task]:
+def make_tasks(settings: Settings) -> Mapping[str, Task]:
+    """The tasks of a configuration, by name."""
     return {
         name: Task(
             name=name,

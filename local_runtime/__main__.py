@@ -38,14 +38,14 @@ _MAX_INPUT_BYTES = 64 * 1024 * 1024  # Triton's default
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    words = command_line()
+    options = words.parse_args(arguments)
     if options.command == "bench":
         return bench.run(options)
     if options.command == "check":
         return _check(options.repository)
     if options.http is None and options.grpc == _NONE:
-        parser.error("--http none and --grpc none leave nothing to serve")
+        words.error("--http none and --grpc none leave nothing to serve")
     _log_to_stderr(options.log_level.upper())
     # Read when a model brings torch: threads that wait shall not spin and take the cores from everything else.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -91,7 +91,8 @@ def _log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The words that it takes."""
     parser = argparse.ArgumentParser(
         prog="python -m local_runtime",
         description="Serve a Triton model repository inside one Python process.",

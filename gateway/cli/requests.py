@@ -31,8 +31,8 @@ _OWN_ID: Final = re.compile("[0-9a-f]{32}")
 )
 def list_requests(
     *,
-    task: Annotated[str, typer.Option(metavar="NAME")] = "",
-    tenant: Annotated[str, typer.Option(metavar="NAME")] = "",
+    task: Annotated[str, typer.Option(metavar="NAME", help="Of this task alone.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Of this tenant alone.")] = "",
     code: Annotated[str, typer.Option(metavar="CODE", help="How they ended: ok, or an error's code.")] = "",
     rule: Annotated[str, typer.Option(metavar="NAME", help="The rule that took them.")] = "",
     backend: Annotated[str, typer.Option(metavar="NAME", help="Where they were answered.")] = "",

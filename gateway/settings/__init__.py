@@ -66,7 +66,7 @@ METRICS_DIR_ENV = "PROMETHEUS_MULTIPROC_DIR"  # prometheus-client's own name
 class TaskSettings(Section):
     """A task: its contract, its time limits and its contract's options."""
 
-    contract: str
+    contract: str = Field(description="what goes in and comes out; docs/tasks.md has all of them")
     timeout_ms: int = Field(
         default=10_000, ge=1, le=3_600_000, description="the whole request; X-Timeout-Ms may shorten it"
     )
@@ -79,20 +79,27 @@ class TaskSettings(Section):
 class ServerSettings(Section):
     """Listeners and bounds of the processes."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8080, ge=0, le=65535)
-    ops_host: str = "127.0.0.1"
-    ops_port: int = Field(default=8081, ge=0, le=65535)
-    admin_host: str = "127.0.0.1"
-    admin_port: int = Field(default=8090, ge=0, le=65535)
-    admin_token_env: str = "GATEWAY_ADMIN_TOKEN"  # noqa: S105 - the variable's name, not a secret
-    workers: int = Field(default=1, ge=1, le=64)
-    max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
-    body_timeout_s: float = Field(default=30.0, gt=0)
+    host: str = Field(default="127.0.0.1", description="where the data plane listens")
+    port: int = Field(default=8080, ge=0, le=65535, description="0: any that is free")
+    ops_host: str = Field(default="127.0.0.1", description="where /metrics and /healthz listen")
+    ops_port: int = Field(default=8081, ge=0, le=65535, description="the same; it has no key")
+    admin_host: str = Field(default="127.0.0.1", description="where the control plane listens")
+    admin_port: int = Field(default=8090, ge=0, le=65535, description="the same")
+    admin_token_env: str = Field(
+        default="GATEWAY_ADMIN_TOKEN", description="environment variable that holds the admin key with all rights"
+    )
+    workers: int = Field(default=1, ge=1, le=64, description="processes of the data plane, one core each")
+    max_body_bytes: int = Field(
+        default=32 * 2**20, ge=1024, description="of one request, packed or not, and of one WebSocket message"
+    )
+    body_timeout_s: float = Field(default=30.0, gt=0, description="in which a request's body must have come")
     cors_origins: tuple[AnyOrigin, ...] = Field(
         default=(), description="web pages whose scripts may read the data plane's answers; `*`: any"
     )
-    client_token_secret_env: str = "GATEWAY_CLIENT_TOKEN_SECRET"  # noqa: S105 - the variable's name, not a secret
+    client_token_secret_env: str = Field(
+        default="GATEWAY_CLIENT_TOKEN_SECRET",
+        description="environment variable that holds what signs client tokens; not set: Redis keeps one",
+    )
     drain_timeout_s: float = Field(default=30.0, ge=0, description="how long a stop waits for requests in flight")
 
     def admin_token(self) -> str:
@@ -110,23 +117,25 @@ class ServerSettings(Section):
 class TelemetrySettings(Section):
     """What is told of requests."""
 
-    access_log: bool = True
-    traces: TracesSettings = Field(default_factory=TracesSettings)
+    access_log: bool = Field(default=True, description="one JSON line for each request, on stderr")
+    traces: TracesSettings = Field(default_factory=TracesSettings, description="OpenTelemetry")
 
 
 class Settings(Section):
     """The whole configuration. `rules` seed an empty Redis, and serve where there is none."""
 
-    backends: Mapping[str, BackendSettings]
-    tasks: Mapping[str, TaskSettings]
-    rules: Sequence[Mapping[str, Any]]
-    limits: tuple[LimitSettings, ...] = ()
-    keys: tuple[KeySettings, ...] = ()
-    redis: RedisSettings = Field(default_factory=RedisSettings)
-    recall: RecallSettings = Field(default_factory=RecallSettings)
-    server: ServerSettings = Field(default_factory=ServerSettings)
-    admin: AdminSettings = Field(default_factory=AdminSettings)
-    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    backends: Mapping[str, BackendSettings] = Field(description="what can answer, by name")
+    tasks: Mapping[str, TaskSettings] = Field(description="what can be asked, by name")
+    rules: Sequence[Mapping[str, Any]] = Field(
+        description="where requests go (docs/routing.md); they seed an empty Redis"
+    )
+    limits: tuple[LimitSettings, ...] = Field(default=(), description="of every key that has none of its own")
+    keys: tuple[KeySettings, ...] = Field(default=(), description="beside those that are made at run time")
+    redis: RedisSettings = Field(default_factory=RedisSettings, description="what all workers agree on")
+    recall: RecallSettings = Field(default_factory=RecallSettings, description="answers that are given again")
+    server: ServerSettings = Field(default_factory=ServerSettings, description="listeners and bounds")
+    admin: AdminSettings = Field(default_factory=AdminSettings, description="who may enter the control plane")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="logs and traces")
     prices: Path | None = Field(default=None, description="the price table, a YAML file; see deploy/prices.yaml")
 
     @model_validator(mode="after")

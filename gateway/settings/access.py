@@ -20,10 +20,15 @@ _NAME: Final = f"^{NAME.pattern}$"
 class LimitSettings(Section):
     """So many requests or tokens per period, so much money per calendar day or month (UTC), or so many at once."""
 
-    per: Literal["second", "minute", "hour", "day", "month"] | None = None
-    requests: int | None = Field(default=None, ge=1, le=MOST_OF["requests"])
-    tokens: int | None = Field(default=None, ge=1, le=MOST_OF["tokens"])
-    usd: float | None = Field(default=None, gt=0, le=MOST_OF["usd"] / NANO_USD_PER_USD)
+    per: Literal["second", "minute", "hour", "day", "month"] | None = Field(
+        default=None,
+        description="days and months are those of UTC; money alone is per month, and `concurrent` has none",
+    )
+    requests: int | None = Field(default=None, ge=1, le=MOST_OF["requests"], description="so many requests")
+    tokens: int | None = Field(default=None, ge=1, le=MOST_OF["tokens"], description="so many tokens, read and made")
+    usd: float | None = Field(
+        default=None, gt=0, le=MOST_OF["usd"] / NANO_USD_PER_USD, description="so much money, per day or month"
+    )
     concurrent: int | None = Field(
         default=None, ge=1, le=MOST_OF["concurrent"], description="requests that are under way"
     )
@@ -32,7 +37,7 @@ class LimitSettings(Section):
     )
     task: str | None = Field(default=None, pattern=_NAME, description="only requests for this task")
     model: str | None = Field(default=None, pattern=_NAME, description="only requests that name this model")
-    priority: Literal["interactive", "batch"] | None = None
+    priority: Literal["interactive", "batch"] | None = Field(default=None, description="only requests of this priority")
     shared_by: Literal["key", "tenant", "all"] = Field(
         default="key", description="each key has a counter, or the keys of a tenant have one, or all keys have one"
     )
@@ -111,10 +116,12 @@ AnyOrigin = Annotated[
 class KeySettings(Section):
     """An API key: its secret's environment variable or its SHA-256, whose it is, and what it may."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    tenant: Tenant
-    key_env: str | None = None
-    key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="its name in logs and books")
+    tenant: Tenant = Field(description="whose it is")
+    key_env: str | None = Field(default=None, description="environment variable that holds the key's text")
+    key_sha256: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="or the SHA-256 of its text, in hex"
+    )
     limits: tuple[LimitSettings, ...] | None = Field(default=None, description="default: the section `limits`")
     tasks: tuple[str, ...] | None = Field(default=None, description="default: every task")
     models: tuple[ModelName, ...] | None = Field(default=None, description="those that it may name; default: any")

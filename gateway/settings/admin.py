@@ -31,9 +31,11 @@ class AdminKeySettings(Section):
     """An admin key: its secret's environment variable or its SHA-256, and what it may do."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="its name in the audit log")
-    key_env: str | None = None
-    key_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    role: Role
+    key_env: str | None = Field(default=None, description="environment variable that holds the key's text")
+    key_sha256: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="or the SHA-256 of its text, in hex"
+    )
+    role: Role = Field(description="viewers look, operators change routing and models, admins keys and all else")
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -67,14 +69,16 @@ class OidcSettings(Section):
         default="roles", pattern=r"^[^\s]{1,500}$", description="a claim, or the way to it: `realm_access.roles`"
     )
     roles: Mapping[str, Role] = Field(min_length=1, description="by the claim's value; the highest of them counts")
-    algorithms: tuple[Algorithm, ...] = Field(default=("RS256", "ES256"), min_length=1)
+    algorithms: tuple[Algorithm, ...] = Field(
+        default=("RS256", "ES256"), min_length=1, description="by which its tokens may be signed"
+    )
 
 
 class AdminSettings(Section):
     """Who may enter the control plane, besides the key `admin` of `server.admin_token_env`."""
 
-    keys: tuple[AdminKeySettings, ...] = Field(default=(), max_length=100)
-    oidc: OidcSettings | None = None
+    keys: tuple[AdminKeySettings, ...] = Field(default=(), max_length=100, description="admin keys")
+    oidc: OidcSettings | None = Field(default=None, description="an OpenID Connect issuer")
     session_ttl_s: int = Field(default=8 * 3600, ge=60, le=7 * 86400, description="how long a log-in lasts")
 
     @model_validator(mode="after")

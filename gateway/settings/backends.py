@@ -22,7 +22,9 @@ _FRAMING = frozenset(("connection", "content-length", "transfer-encoding"))
 class _Backend(Section):
     """What all kinds share."""
 
-    enabled: bool = True
+    enabled: bool = Field(
+        default=True, description="false: as if it were not there; rules that name it go on to the next place"
+    )
     max_in_flight: int = Field(
         default=256, ge=1, le=100_000, description="requests of one worker at one server that are not answered yet"
     )
@@ -73,7 +75,7 @@ class LocalSettings(_Backend):
     """The in-process runtime over a Triton model repository."""
 
     kind: Literal["local"]
-    repository: Path
+    repository: Path = Field(description="a Triton model repository")
     models: tuple[str, ...] | None = Field(default=None, description="load only these; default: every model")
 
 
@@ -94,7 +96,9 @@ class _LLMEndpoint(_Backend):
         default=False,
         description="somebody else's API: not probed, not asked for metrics; requests tell its health",
     )
-    connect_timeout_ms: int = Field(default=2_000, ge=1, le=600_000)
+    connect_timeout_ms: int = Field(
+        default=2_000, ge=1, le=600_000, description="until a connection stands, TLS included"
+    )
     first_token_timeout_ms: int | None = Field(
         default=None,
         ge=1,
@@ -176,7 +180,10 @@ class AnthropicSettings(_LLMEndpoint):
     """An endpoint that speaks Anthropic's Messages API."""
 
     kind: Literal["anthropic"]
-    base_url: str = "https://api.anthropic.com/v1"
+    base_url: str = Field(
+        default="https://api.anthropic.com/v1",
+        description="up to and with /v1; several equal endpoints are separated by commas",
+    )
     max_tokens: int = Field(default=4096, ge=1, description="where the caller sets no bound: the API wants one")
 
 
@@ -185,7 +192,9 @@ class TritonGenerateSettings(_LLMEndpoint):
 
     kind: Literal["triton_generate"]
     base_url: str = Field(description="of Triton's HTTP port, without a path; several are separated by commas")
-    engine: Literal["vllm", "tensorrt_llm"] = "vllm"
+    engine: Literal["vllm", "tensorrt_llm"] = Field(
+        default="vllm", description="which backend of Triton answers: each has fields of its own"
+    )
     chat_template: str = Field(
         default="chatml", description="chatml, llama3, mistral, or the path of a Jinja file as model publishers ship it"
     )

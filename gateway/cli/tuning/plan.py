@@ -24,7 +24,7 @@ def plan(  # noqa: PLR0917 - Typer declares options as parameters
     config_pbtxt: Annotated[Path | None, typer.Option(metavar="FILE", help="The model's, for the rest.")] = None,
     model: Annotated[str, typer.Option(metavar="NAME", help="Default: the curve's name; the world's only one.")] = "",
     usd_per_hour: Annotated[float | None, typer.Option(min=0, metavar="USD", help="Of one replica.")] = None,
-    arrivals: Annotated[str, typer.Option(metavar="poisson|constant|bursty")] = "poisson",
+    arrivals: Annotated[str, typer.Option(metavar="poisson|constant|bursty", help="How requests come.")] = "poisson",
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="That each request brings.")] = 1,
     world: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A world of `gateway simulate`, instead of the above.")
@@ -39,7 +39,9 @@ def plan(  # noqa: PLR0917 - Typer declares options as parameters
         float, typer.Option(min=0, max=100, metavar="SHARE", help="So much more traffic must be held.")
     ] = 0.2,
     survive: Annotated[int, typer.Option(min=0, max=1000, metavar="N", help="The SLO holds with N replicas dead.")] = 0,
-    max_replicas: Annotated[int, typer.Option(min=1, max=100_000, metavar="N")] = 10_000,
+    max_replicas: Annotated[
+        int, typer.Option(min=1, max=100_000, metavar="N", help="Look no further than so many.")
+    ] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="The first of three: each must hold.")] = 0,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The world that was checked, for `simulate`.")

@@ -1,0 +1,292 @@
+"""The reference pages, out of the code: what follows the mark in each is written by `make docs`.
+
+    python -m release.references
+
+`docs/configuration.md` is the settings' schema, `docs/api.md` the OpenAPI documents of both planes, `docs/commands.md`
+the commands with their options. `tests/unit/release/test_references.py` holds the pages to what the code says now.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import typer.main
+
+from gateway.__main__ import app as commands_app
+from gateway.admin.access.roles import needed
+from gateway.settings import Settings
+from local_runtime.__main__ import command_line
+from release.documents import control_plane, data_plane
+from release.packages import ROOT
+
+MARK: Final = "<!-- What follows is made of the code by `make docs`. -->"
+Schema = Mapping[str, Any]
+
+
+def main() -> int:
+    """Write all pages anew; returns the exit status."""
+    for name, make in PAGES.items():
+        page = ROOT / "docs" / name
+        page.write_text(renewed(page.read_text(), make()))
+        print(page.relative_to(ROOT))  # noqa: T201 - a command
+    return 0
+
+
+def renewed(page: str, made: str) -> str:
+    """A page with its made part anew."""
+    before, mark, _ = page.partition(MARK)
+    if not mark:
+        raise ValueError("the page has no mark")
+    return f"{before}{MARK}\n\n{made.strip()}\n"
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+# --- the configuration ----------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    """Every setting of a configuration file, section by section."""
+    schema = Settings.model_json_schema()
+    lines = [*_table(schema, schema)]
+    for name, field in schema["properties"].items():
+        for path, section in _sections(name, field, schema):
+            lines += ["", f"## `{path}`", "", _sentence(section), "", *_table(section, schema)]
+    return "\n".join(lines)
+
+
+def _sections(path: str, field: Schema, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The sections at a field and below it, each with its path."""
+    for found, at in _objects(path, field, schema):
+        yield at, found
+        for name, below in found["properties"].items():
+            yield from _sections(f"{at}.{name}", below, schema)
+
+
+def _objects(path: str, field: Schema, schema: Schema) -> Iterator[tuple[Schema, str]]:
+    for one in field.get("anyOf", [field]):
+        if "$ref" in one:
+            yield _at(one, schema), path
+        elif "items" in one:
+            yield from _objects(f"{path}[]", one["items"], schema)
+        elif isinstance(one.get("additionalProperties"), dict):
+            values = one["additionalProperties"]
+            for option in values.get("oneOf", [values]):
+                if "$ref" in option:
+                    found = _at(option, schema)
+                    kind = found["properties"].get("kind", {}).get("const")
+                    yield found, f"{path}.NAME" + (f" (kind: {kind})" if kind else "")
+
+
+def _at(one: Schema, schema: Schema) -> Schema:
+    found: Schema = schema["$defs"][one["$ref"].rpartition("/")[2]]
+    return found
+
+
+def _table(section: Schema, schema: Schema) -> list[str]:
+    required = section.get("required", ())
+    rows = [
+        row(f"`{name}`", _type(field, schema), "needed" if name in required else _default(field), told(name, field))
+        for name, field in section["properties"].items()
+    ]
+    return ["| setting | is | default | |", "|---|---|---|---|", *rows]
+
+
+def told(name: str, field: Schema) -> str:
+    """What a setting is for."""
+    if name == "kind":
+        return "which kind of backend it is"
+    return str(field.get("description", ""))
+
+
+def _type(field: Schema, schema: Schema) -> str:
+    if "anyOf" in field:
+        return " or ".join(_type(one, schema) for one in field["anyOf"] if one.get("type") != "null")
+    if "$ref" in field:
+        return "a section" if "properties" in _at(field, schema) else _type(_at(field, schema), schema)
+    if choices := field.get("enum", [field["const"]] if "const" in field else []):
+        return ", ".join(f"`{one}`" for one in choices)
+    if field.get("type") == "array":
+        return f"list of: {_type(field['items'], schema)}"
+    return _plain(field)
+
+
+def _plain(field: Schema) -> str:
+    if field.get("type") == "object":
+        values = field.get("additionalProperties")
+        return "sections by name" if isinstance(values, dict) and {"$ref", "oneOf"} & values.keys() else "mapping"
+    word = {"integer": "whole number", "number": "number", "boolean": "true or false"}.get(
+        field.get("type", ""), "text"
+    )
+    return f"{word}{_bounds(field)}"
+
+
+def _bounds(field: Schema) -> str:
+    low, over = field.get("minimum"), field.get("exclusiveMinimum")
+    most = field.get("maximum")
+    words = [f"from {low}"] if low is not None else [f"above {over}"] if over is not None else []
+    return " " + " ".join([*words, *([f"to {most}"] if most is not None else [])]) if words or most is not None else ""
+
+
+def _default(field: Schema) -> str:
+    value = field.get("default")
+    if value is None or value in ([], {}):
+        return ""
+    words = {True: "true", False: "false"}.get(value, value) if isinstance(value, bool) else value
+    return ", ".join(f"`{one}`" for one in words) if isinstance(words, list) else f"`{words}`" if words != "" else ""
+
+
+def _sentence(section: Schema) -> str:
+    return str(section.get("description", "")).split("\n\n")[0].replace("\n", " ")
+
+
+# --- the API --------------------------------------------------------------------------------------
+
+
+def api() -> str:
+    """Every call of both planes."""
+    data, control = data_plane(), control_plane()
+    return "\n".join(
+        [
+            *("## Data plane", "", *_calls(data, lambda _, path: "no key" if "/health" in path else "a key")),
+            *("", "## Control plane", "", *_calls(control, _least_role)),
+        ]
+    )
+
+
+def _least_role(method: str, path: str) -> str:
+    return "nothing" if "/health" in path else f"the role {needed(method, path)}"
+
+
+def _calls(document: Schema, needs: Callable[[str, str], str]) -> Iterator[str]:
+    for path, item in document["paths"].items():
+        for method, call in item.items():
+            if method == "parameters":
+                continue
+            yield f"### `{method.upper()} {path}`"
+            yield ""
+            yield f"{_words(call)} Needs {needs(method.upper(), path)}."
+            yield ""
+            parameters = [
+                _resolved(one, document) for one in (*item.get("parameters", ()), *call.get("parameters", ()))
+            ]
+            for kind, words in (("header", "headers"), ("query", "in the query")):
+                if names := [f"`{one['name']}`" for one in parameters if one["in"] == kind]:
+                    yield f"- {words} {', '.join(names)}"
+            if body := call.get("requestBody"):
+                yield "- takes " + ", ".join(_content(body["content"], document))
+            yield f"- gives {'; '.join(_answers(call['responses'], document))}"
+            yield ""
+
+
+def _words(call: Schema) -> str:
+    text = " ".join((call.get("description") or call.get("summary") or "").split())
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "?")) or not text else f"{text}."
+
+
+def _answers(responses: Schema, document: Schema) -> Iterator[str]:
+    for status, answer in sorted(responses.items()):
+        found = _resolved(answer, document)
+        content = list(_content(found.get("content", {}), document))
+        yield f"{status}" + (f" {', '.join(content)}" if content and status < "300" else "")
+
+
+def _content(content: Schema, document: Schema) -> Iterator[str]:
+    for kind, one in content.items():
+        fields = _fields(one.get("schema", {}), document)
+        yield f"`{kind}`" + (f" ({', '.join(fields)})" if fields else "")
+
+
+def _fields(schema: Schema, document: Schema) -> list[str]:
+    found = _resolved(schema, document)
+    required = found.get("required", ())
+    return [f"`{name}`" + ("" if name in required else "?") for name in found.get("properties", {})]
+
+
+def _resolved(one: Schema, document: Schema) -> Schema:
+    while "$ref" in one:
+        found: Any = document
+        for part in one["$ref"].removeprefix("#/").split("/"):
+            found = found[part.replace("~1", "/")]
+        one = found
+    return one
+
+
+# --- the commands ---------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command of `gateway` and of the local runtime, with its options."""
+    lines: list[str] = []
+    for words, command in all_commands():
+        lines += [f"## `{words}`", "", " ".join((command.help or "").split("Try:")[0].split()), ""]
+        if examples := examples_of(command):
+            lines += ["```bash", *examples, "```", ""]
+        options = [one for one in command.params if not one.hidden and one.name != "help"]
+        if options:
+            lines += ["| option | |", "|---|---|", *map(_option, options), ""]
+    for name, one in runtime_commands():
+        lines += [f"## `python -m local_runtime {name}`", "", "| option | |", "|---|---|"]
+        lines += [row(_flags(action), _help(action)) for action in one._actions if action.dest != "help"]  # noqa: SLF001 - argparse tells them in no other way
+        lines.append("")
+    return "\n".join(lines)
+
+
+def all_commands(group: Any = None, words: str = "gateway") -> Iterator[tuple[str, Any]]:
+    """Each command with its words, groups left out."""
+    group = group or typer.main.get_command(commands_app)
+    for name, one in group.commands.items():
+        if one.hidden:
+            continue
+        if hasattr(one, "commands"):
+            yield from all_commands(one, f"{words} {name}")
+        else:
+            yield f"{words} {name}", one
+
+
+def examples_of(command: Any) -> list[str]:
+    """The lines below `Try:` in what `--help` prints."""
+    text = f"{command.help or ''}\n\n{command.epilog or ''}".partition("Try:")[2]
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+
+
+def _option(one: Any) -> str:
+    if one.param_type_name == "argument":
+        name = one.metavar or one.name.upper()
+        return row(f"`{name}`", one.help or "")
+    value = "" if one.is_flag else f" {one.metavar or 'VALUE'}"
+    default = one.default if one.default not in (None, "", False, ()) and not callable(one.default) else None
+    ends = [f"default: {default}"] if isinstance(default, int | float | str) and not one.is_flag else []
+    ends += ["needed"] if one.required else []
+    flags = ", ".join(f"`{flag}{value}`" for flag in (*one.opts, *one.secondary_opts))
+    return row(flags, f"{one.help or ''}{' (' + ', '.join(ends) + ')' if ends else ''}")
+
+
+def runtime_commands() -> list[tuple[str, argparse.ArgumentParser]]:
+    """The local runtime's."""
+    [choices] = [one for one in command_line()._actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 - the same
+    return list(choices.choices.items())
+
+
+def _flags(action: argparse.Action) -> str:
+    value = f" {action.metavar or action.dest.upper()}" if action.nargs != 0 and not action.choices else ""
+    value = " " + "|".join(map(str, action.choices)) if action.choices else value
+    return ", ".join(f"`{flag}{value}`" for flag in action.option_strings) or f"`{action.metavar or action.dest}`"
+
+
+def _help(action: argparse.Action) -> str:
+    return (action.help or "") % {"default": action.default}
+
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "configuration.md": configuration,
+    "api.md": api,
+    "commands.md": commands,
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())
