@@ -128,7 +128,7 @@ LIMITS = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 
 def test_the_limits_examples_are_a_configuration():
     of_keys, of_a_rule, ordering = (
-        yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", LIMITS, re.DOTALL)
+        yaml.safe_load(text) for text in re.findall(r"```yaml(?: fragment)?\n(.*?)```", LIMITS, re.DOTALL)
     )
     rule = {**of_a_rule["rules"][0], "split": [{"backend": "local", "model": "m"}], **ordering}
     settings = Settings.model_validate(
