@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+AT_THE_TOP = ("README.md", "README.ko.md", "CONTRIBUTING.md", "SECURITY.md")
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -18,8 +19,11 @@ _BETWEEN = frozenset("|&;()<>")  # what no word of a command holds, unquoted
 
 def pages() -> list[Path]:
     """Every page for people, but the CHANGELOG, which tells of what was."""
-    folders = (ROOT.glob("*.md"), *((ROOT / name).rglob("*.md") for name in ("docs", "deploy", "examples")))
-    return sorted(path for found in folders for path in found if path.name != "CHANGELOG.md")
+    folders = ("docs", "deploy", "examples")
+    return sorted(
+        [path for name in AT_THE_TOP if (path := ROOT / name).exists()]
+        + [path for name in folders for path in (ROOT / name).rglob("*.md")]
+    )
 
 
 def name_of(page: Path) -> str:
