@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.core import recording
-from gateway.core.answers import LEASE_US, MAX_ANSWER_BYTES, RENEW_US, Claim, Found, Slot, cache_control, is_cacheable
+from gateway.core.answers import (
+    EVERYBODY,
+    LEASE_US,
+    MAX_ANSWER_BYTES,
+    RENEW_US,
+    Claim,
+    Found,
+    Slot,
+    cache_control,
+    is_cacheable,
+)
 from gateway.core.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -171,7 +181,7 @@ class Recalls:
 
     async def _cached(self, request: InferenceRequest, rule: Rule, cache: Cache) -> Recall:
         control = cache_control(request.cache_control)
-        owner = "all" if cache.shared_by == "all" else request.caller.tenant
+        owner = EVERYBODY if cache.shared_by == "all" else request.caller.tenant
         name = cache_key(request, rule) if control.use and self._clock() >= self._down_until_us else None
         if name is None:
             return Recall(self, Recalled(cache_status="fwd=bypass"))

@@ -17,13 +17,17 @@ def room_of(answer: bytes) -> int:
     return len(answer) + AROUND_BYTES
 
 
+EVERYBODY: Final = "*"
+"""The owner of what all tenants share; no tenant may have this name (`core.keys.TENANT`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """The place of one kept answer.
 
     Attributes:
         kind: `once`: of a request with an idempotency key. `cache`: of requests that are the same.
-        owner: whose it is: a tenant, or `all`.
+        owner: whose it is: a tenant, or `EVERYBODY`.
         name: hexadecimal.
     """
 

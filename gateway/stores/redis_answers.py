@@ -1,6 +1,6 @@
 """Answers that are kept for all workers: `ports.Answers` in Redis, by its clock.
 
-Layout, for each owner T (a tenant, or `all`) in one slot of a Redis Cluster; every key expires by itself:
+Layout, for each owner T (a tenant, or `*` for what all share) in one slot of a Redis Cluster; every key expires:
 - `{prefix}answers:{T}:<kind>:kept:<name>`: a hash, see `lua/claim_answer.lua`;
 - `{prefix}answers:{T}:<kind>:claim:<name>`: a string, see there;
 - `{prefix}answers:{T}:<kind>:index` and `:sizes`: see `lua/end_answer.lua`.
