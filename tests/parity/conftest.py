@@ -30,6 +30,11 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         yield start
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_leaks(no_leaks: None) -> None:
+    """When all is over, nothing that was written holds a secret (tests/kit/leaks.py)."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The gateway speaks HTTP: a test by gRPC would be one of the server behind it."""
     params = {item: getattr(item, "callspec", None) and item.callspec.params for item in items}
