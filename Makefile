@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers image docs release clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers image docs audit release clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,12 @@ image:  ## build the container images, tagged with the version; needs Docker (do
 
 docs: setup  ## write the references anew out of the code: docs/configuration.md, docs/api.md, docs/commands.md
 	@$(PY) -m release.references
+
+# --strict: what the index does not know is a failure, and not "no known vulnerabilities".
+audit: setup  ## what is installed against its pins and hashes, and known weaknesses where pip-audit is installed
+	@$(PY) -m release.audit
+	@if command -v pip-audit >/dev/null; then pip-audit --strict --disable-pip --no-deps -r requirements/constraints.txt; \
+	else echo "Known weaknesses were not looked for: pip-audit is not installed (pipx install pip-audit), and needs PyPI."; fi
 
 release: setup  ## make wheel, sdist, SBOM, licence list and notes in dist/ (docs/releasing.md)
 	@$(PY) -m release
