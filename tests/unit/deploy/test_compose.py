@@ -100,6 +100,23 @@ def test_no_secret_stands_in_the_file_and_the_example_asks_for_all():
     assert ".env" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
+HOSTED = {
+    backend.api_key_env
+    for backend in load_settings(ROOT / "deploy" / "gateway.yaml").backends.values()
+    if getattr(backend, "api_key_env", None)
+}
+
+
+def test_each_plane_has_the_secrets_that_it_needs_and_no_others():
+    gateway, admin = (SERVICES[name]["environment"].keys() for name in ("gateway-1", "admin"))
+    assert gateway >= HOSTED
+    assert not admin & HOSTED
+    assert "GATEWAY_ADMIN_TOKEN" in admin - gateway
+    for name, service in SERVICES.items():
+        if name not in ("gateway-1", "gateway-2", "admin", "cli", "redis", "grafana"):
+            assert not [one for one in service.get("environment") or {} if re.search(r"KEY|TOKEN|PASSWORD|AUTH", one)]
+
+
 def test_the_example_tells_every_variable_with_its_default():
     asked = dict(re.findall(r"\$\{([A-Z_]+)(?::[-?])?([^}]*)\}", TEXT))
     told = dict(re.findall(r"(?m)^(?:# )?([A-Z_]+)=(.*)$", EXAMPLE))

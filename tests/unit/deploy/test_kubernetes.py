@@ -66,6 +66,25 @@ def test_every_pod_is_as_restricted_as_its_namespace_wants(made):
         assert "memory" in container["resources"]["limits"]
 
 
+def test_each_plane_has_the_secrets_that_it_needs_and_no_others(made):
+    """Both read one Secret; what is the other's is put out of their environments."""
+    hosted = set(re.findall(r"GATEWAY_(?:OPENAI|ANTHROPIC|GEMINI|DEEPSEEK)_KEY", SECRETS))
+    for part, foreign in (("gateway", {"GATEWAY_ADMIN_TOKEN"}), ("admin", hosted)):
+        given = made.containers_of(part)[part]["env"]
+        assert foreign == {one["name"] for one in given if one.get("value") == ""}, part
+    assert hosted == {
+        one.api_key_env
+        for one in load_settings(ROOT / "deploy" / "gateway.yaml").backends.values()
+        if getattr(one, "api_key_env", None)
+    }
+
+
+def test_every_image_is_pinned_or_our_own(made):
+    for part, container in made.containers():
+        image = container["image"]
+        assert image.startswith("hybrid-inference-gateway") or re.search(r":v?\d+\.\d+\.\d+(-\w+)?$", image), part
+
+
 def test_no_service_can_change_what_the_configuration_reads(made):
     # A Service `gateway` would set GATEWAY_PORT=tcp://10.0.0.1:8080 in every pod of its namespace.
     assert all(pod["spec"]["enableServiceLinks"] is False for pod in made.pods().values())
