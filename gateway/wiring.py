@@ -217,10 +217,12 @@ def _contract(name: str, task: TaskSettings) -> Contract:
 
 def _labels(name: str, path: Path) -> tuple[str, ...]:
     try:
-        return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except OSError as error:
         told = f"tasks.{name}.labels_file: {path}: {error.strerror} (`make setup` builds those of triton_models)"
         raise ConfigError(told) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"tasks.{name}.labels_file: {path}: is not UTF-8 text: {error}") from None
 
 
 def prices_of(settings: Settings) -> PriceTable:
@@ -228,9 +230,11 @@ def prices_of(settings: Settings) -> PriceTable:
     if settings.prices is None:
         return PriceTable()
     try:
-        return parse_prices(read_yaml(settings.prices.read_text()))
+        return parse_prices(read_yaml(settings.prices.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"prices: {settings.prices}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prices: {settings.prices}: is not UTF-8 text: {error}") from error
     except YamlFault as error:
         raise ConfigError(f"prices: {settings.prices}: {error}") from error
     except PriceError as error:

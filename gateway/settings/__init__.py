@@ -194,9 +194,11 @@ class Settings(Section):
 def load_settings(path: Path) -> Settings:
     """Read and check the file. Raises `ConfigError` with one line per fault."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text: {error}") from error
     try:
         document, node = read_with_nodes(text)
     except YamlFault as error:

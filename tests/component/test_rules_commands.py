@@ -385,7 +385,10 @@ def test_no_control_plane_answers(rules):
     ("args", "stdin", "text"),
     [
         (("apply", "missing.yaml"), None, "missing.yaml: cannot be read"),
-        (("apply", "-"), "a: [", "stdin:1: not valid YAML: expected"),
+        (("apply", "-"), "a: [", "stdin:2: not valid YAML: did not find expected node content"),
+        (("apply", "-"), "a: 2001-99-01", "stdin: not valid YAML: month must be in 1..12"),
+        (("apply", "-"), "[" * 500 + "]" * 500, "stdin: not taken: it is nested too deeply"),
+        (("apply", "-"), "a: &a [*a]", "an alias stands in what it repeats"),
         (("apply", "-"), "just text", "must be a list of rules"),
         (("apply", "-"), "", "must be a list of rules"),
         (("apply",), None, "Missing argument"),

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from gateway.__main__ import app
 from gateway.core.types import Limit
 from gateway.settings import ConfigError, LocalSettings, load_settings
+from gateway.wiring import _labels, prices_of
 
 GOOD = """\
 backends:
@@ -362,3 +363,18 @@ def test_a_check_says_what_traces_need(tmp_path, monkeypatch, by):
     where = "telemetry.traces.endpoint" if by == "file" else "OTEL_EXPORTER_OTLP_ENDPOINT"
     told = f"{where}: traces need the extra `otel`, which is not installed (docs/traces.md)"
     assert (refused.exit_code, refused.stderr.strip()) == (78, told)
+
+
+@pytest.mark.parametrize("broken", [b"\xff\xfe", b"server: {host: '\xa3'}\n", b"\xed\xa0\x80"])
+def test_a_file_that_is_no_text_is_told_as_one(tmp_path, broken):
+    """A configuration in another encoding, and the files that one names."""
+    path = tmp_path / "gateway.yaml"
+    path.write_bytes(broken)
+    with pytest.raises(ConfigError, match=r"gateway\.yaml: is not UTF-8 text"):
+        load_settings(path)
+    with pytest.raises(ConfigError, match=r"tasks\.t\.labels_file: .*gateway\.yaml: is not UTF-8 text"):
+        _labels("t", path)
+    settings = load(tmp_path, GOOD).model_copy(update={"prices": tmp_path / "prices.yaml"})
+    (tmp_path / "prices.yaml").write_bytes(broken)
+    with pytest.raises(ConfigError, match=r"prices: .*prices\.yaml: is not UTF-8 text"):
+        prices_of(settings)

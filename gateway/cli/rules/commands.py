@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from gateway.cli.admin_client import (
@@ -26,6 +25,7 @@ from gateway.cli.rules import history, words
 from gateway.cli.rules.files import RuleFile, read
 from gateway.cli.show import clock, confirm, examples, finish, show, show_json, warn
 from gateway.cli.terminal import say
+from gateway.settings.yaml_text import YamlFault, read_yaml
 
 EXIT_DIFFERENT = 1  # of `diff`, as of diff(1), which has 2 for trouble
 EXIT_TROUBLE = 2
@@ -294,8 +294,8 @@ def _dry_run(admin: Admin, given: RuleFile, last: int, samples: Path | None) -> 
 
 def _samples(file: Path) -> list[Any]:
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = read_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YamlFault) as error:
         raise Failure(f"{file}: cannot be read", EXIT_USAGE) from error
     requests = document.get("requests") if isinstance(document, dict) else document
     if not isinstance(requests, list):

@@ -10,6 +10,7 @@ import yaml
 
 from gateway.cli.admin_client import EXIT_USAGE, Failure
 from gateway.settings.lines import below, rule_line
+from gateway.settings.yaml_text import YamlFault, read_with_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +35,13 @@ def read(file: str) -> RuleFile:
     name = "stdin" if file == "-" else file
     try:
         text = stdin_text() if file == "-" else Path(file).read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        document, node = read_with_nodes(text)
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"{name}: cannot be read", EXIT_USAGE) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        why = getattr(error, "problem", None)
-        raise Failure(f"{name}{where}: not valid YAML{f': {why}' if why else ''}", EXIT_USAGE) from error
+    except YamlFault as error:
+        mark, why = (getattr(error.__cause__, one, None) for one in ("problem_mark", "problem"))
+        told = f":{mark.line + 1}: not valid YAML{f': {why}' if why else ''}" if mark else f": {error}"
+        raise Failure(f"{name}{told}", EXIT_USAGE) from error
     is_whole = isinstance(document, Mapping)
     rules = document.get("rules") if isinstance(document, Mapping) else document
     if not isinstance(rules, list):
