@@ -9,11 +9,13 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import CloseCode, Frame
 
 from gateway.http.asgi import DRAINING
 
 WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing for so long is let go
 PING_S: Final = 20.0  # between pings on a WebSocket, and until a pong: uvicorn's own, below usual proxies' idle times
+MAX_FRAGMENTS: Final = 64 * 1024  # of one message: empty ones add nothing to its size, which is bounded besides
 WEBSOCKET_READ: Final = 4 * 1024  # bytes parsed at once: some 700 of the smallest frames, each worth 0.1 ms
 
 
@@ -80,6 +82,24 @@ class WebSocket(WebSocketsSansIOProtocol):
         super().data_received(part)
         self._go_on()
 
+    def handle_cont(self, event: Frame) -> None:
+        """A further part of a message."""
+        if len(self.frames) < MAX_FRAGMENTS:
+            super().handle_cont(event)
+        else:
+            self._refuse(CloseCode.POLICY_VIOLATION)
+
+    def send_receive_event_to_app(self) -> None:
+        """A whole message. Text that is none ends the connection; the original writes a traceback into our log."""
+        if self.curr_msg_data_type == "text":
+            self.frames = [b"".join(self.frames)]
+            try:
+                self.frames[0].decode()
+            except UnicodeDecodeError:
+                self._refuse(CloseCode.INVALID_DATA)
+                return
+        super().send_receive_event_to_app()
+
     def pause_writing(self) -> None:
         """The peer takes nothing: it has a bounded time to go on."""
         super().pause_writing()
@@ -112,6 +132,13 @@ class WebSocket(WebSocketsSansIOProtocol):
             self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
         else:
             super().keepalive_timeout()
+
+    def _refuse(self, code: CloseCode) -> None:
+        """The peer is told why, and the application that it has left."""
+        self.frames = []
+        if not self.close_sent:
+            self.conn.send_close(code)
+            self.handle_parser_exception()
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

@@ -526,6 +526,29 @@ def send_for_ever(peer: socket.socket, what: bytes) -> None:
         peer.sendall(what)
 
 
+@pytest.mark.parametrize("cut", [1, 3])
+async def test_text_that_is_none_ends_the_socket_and_is_no_error_of_ours(cut, caplog):
+    async with gateway(StatefulBackend("triton")) as gw, opened(gw) as ws:
+        broken = b'{"type":"end"}' + b"\xff\xfe"
+        at = [broken[begin : begin + cut] for begin in range(0, len(broken), cut)]
+        await ws.send(at, text=True)
+        assert (await closed(ws))[0] == 1007
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_message_of_endless_empty_parts_ends_the_socket(monkeypatch):
+    monkeypatch.setattr(http_websocket, "MAX_FRAGMENTS", 100)
+
+    async def parts():
+        for _ in range(101):
+            yield b""
+
+    async with gateway(StatefulBackend("triton")) as gw, opened(gw) as ws:
+        with contextlib.suppress(ConnectionClosed):
+            await ws.send(parts())
+        assert (await closed(ws))[0] == 1008
+
+
 async def test_http_goes_on_beside_the_sockets():
     async with gateway(StatefulBackend("triton")) as gw, opened(gw) as ws:
         answers = await asyncio.gather(*(gw.http.get("/healthz/ready") for _ in range(5)))
