@@ -5,7 +5,8 @@
     python -m tests.kit.cost --write       # lower the ceilings that are too high, make those that are missing
 
 The number is the same in every run on every machine, as long as Python's minor version and the libraries are those of
-requirements/constraints.txt. How it is counted: `cost_meter.py`; what is asked: `cost_paths.py`.
+requirements/constraints.txt. How it is counted: `cost_meter.py`; what is asked: `cost_paths.py`, and
+`cost_refusals.py` for what is refused.
 """
 
 import json
@@ -48,7 +49,7 @@ def main(
         print(dearest(costs[path], top))
         return
     for name, cost in costs.items():
-        print(f"{name:<12} {cost.instructions:>7,} of {limits.get(name, 0):>7,}")
+        print(f"{name:<14} {cost.instructions:>7,} of {limits.get(name, 0):>7,}")
     if write:
         CEILINGS.write_text(written(lowered(costs, limits)))
     complaints = [told for name, cost in costs.items() if (told := complaint(name, cost, ceilings().get(name)))]
@@ -58,11 +59,15 @@ def main(
 
 
 def measured() -> dict[str, Cost]:
-    """Every path's cost, counted in a process of its own."""
+    """Every path's cost, and every refusal's, each counted in a process of its own."""
+    return {**_counted_by("tests.kit.cost_paths"), **_counted_by("tests.kit.cost_refusals")}
+
+
+def _counted_by(module: str) -> dict[str, Cost]:
     with tempfile.TemporaryDirectory() as metrics:
         # As `gateway serve` starts a worker; and sets shall have one order.
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": metrics, "PYTHONHASHSEED": "0"}
-        command = (sys.executable, "-m", "tests.kit.cost_paths")
+        command = (sys.executable, "-m", module)
         said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if said.returncode:
         raise RuntimeError(f"nothing could be counted:\n{said.stderr}")

@@ -82,7 +82,7 @@ def main() -> None:
     """Print what each path costs, as JSON."""
     with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
         costs = {
-            **of_worker(Path(folder), redis.url),
+            **of_worker(Path(folder), redis.url, configuration, Driver),
             "admission": uvloop.run(of_admission(redis.url)),
             "routing": of_routing(),
             "batcher": of_batcher(),
@@ -93,12 +93,14 @@ def main() -> None:
 # --- a whole worker ---------------------------------------------------------------------------------------
 
 
-def of_worker(folder: Path, redis_url: str) -> dict[str, Cost]:
-    """`chat`, `chat_stream` (of one event), `chat_event` (each further one) and `task`, from socket to socket."""
+def of_worker(
+    folder: Path, redis_url: str, configure: Callable[[Path, str, str], Path], driver: type["Driver"]
+) -> dict[str, Cost]:
+    """What `driver` counts of a worker that is configured so, from socket to socket."""
     costs: dict[str, Cost] = {}
     failures: list[str] = []
     with llm() as server, bind(HOST, 0) as listener, unlogged(folder / "log") as log:
-        config = configuration(folder, redis_url, f"http://{HOST}:{server.server_port}/v1")
+        config = configure(folder, redis_url, f"http://{HOST}:{server.server_port}/v1")
 
         async def run() -> None:
             """Serve until the driver has ended, and with it the pipe that stands for a worker's parent."""
@@ -109,7 +111,7 @@ def of_worker(folder: Path, redis_url: str) -> dict[str, Cost]:
 
         def drive(loop: asyncio.AbstractEventLoop) -> None:
             try:
-                costs.update(Driver(loop, listener.getsockname()[1], server).costs())
+                costs.update(driver(loop, listener.getsockname()[1], server).costs())
             except Exception:  # noqa: BLE001 - the main thread tells of it, once the worker has stopped
                 failures.append(traceback.format_exc())
             finally:
@@ -151,7 +153,7 @@ def configuration(folder: Path, redis_url: str, llm_url: str) -> Path:
 
 
 class Driver:
-    """The caller, and the hand of the LLM server."""
+    """The caller, and the hand of the LLM server: `chat`, `chat_stream`, `chat_event` and `task`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, port: int, server: "LlmServer") -> None:
         self._loop = loop
@@ -236,14 +238,19 @@ class Client:
     """One kept connection."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self._socket = socket.create_connection((HOST, port), timeout=PATIENCE_S)
         self._held = b""
 
-    def send(self, path: str, body: Mapping[str, Any]) -> None:
+    def close(self) -> None:
+        """Leave."""
+        self._socket.close()
+
+    def send(self, path: str, body: Mapping[str, Any], *, key: str = KEY) -> None:
         """In one piece."""
         content = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
         )
         self._socket.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
 
@@ -257,12 +264,12 @@ class Client:
         found, end, self._held = self._held.partition(end)
         return found + end
 
-    def whole(self) -> None:
-        """A good answer with a length."""
+    def whole(self, status: int = 200) -> None:
+        """An answer of this status with a length."""
         head = self.until(b"\r\n\r\n")
         length = re.search(rb"(?i)\r\ncontent-length: *(\d+)\r\n", head)
-        if length is None or not head.startswith(b"HTTP/1.1 200 "):
-            raise ConnectionError(f"no good answer: {head!r} {self._held!r}")
+        if length is None or not head.startswith(b"HTTP/1.1 %d " % status):
+            raise ConnectionError(f"no such answer: {head!r} {self._held!r}")
         while len(self._held) < int(length[1]):
             self._held += self._socket.recv(65536)
         self._held = self._held[int(length[1]) :]
