@@ -1,4 +1,4 @@
-"""Every page against the project: what a snippet shows is what the project takes."""
+"""Every page against the project: links lead somewhere, and what a snippet shows is what the project takes."""
 
 import ast
 import importlib.util
@@ -20,7 +20,7 @@ from gateway.settings import ConfigError, load_settings
 from gateway.tuning.load.traffic_file import read as read_traffic
 from gateway.tuning.simulation.world import parse_world
 from gateway.wiring import check
-from tests.kit.manuals import ROOT, Block, blocks, commands, name_of, pages, spans
+from tests.kit.manuals import ROOT, Block, blocks, broken, commands, links, name_of, pages, spans
 from tests.kit.tls import Authority
 
 PAGES = pages()
@@ -32,6 +32,21 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 def at(page: Path, block: Block) -> str:
     return f"{name_of(page)}:{block.line}"
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+@every_page
+def test_every_link_leads_somewhere(page):
+    relative = [link for link in links(page.read_text()) if not re.match(r"[a-z]+:", link)]
+    assert {link: why for link in relative if (why := broken(page, link))} == {}
+
+
+def test_every_page_of_docs_is_in_the_index():
+    index = ROOT / "docs" / "README.md"
+    told = {(index.parent / link.partition("#")[0]).resolve() for link in links(index.read_text())}
+    assert {name_of(page) for page in sorted((ROOT / "docs").glob("*.md")) if page not in told} == {"docs/README.md"}
 
 
 # --- commands -------------------------------------------------------------------------------------
