@@ -89,6 +89,8 @@ def check(
             say(f"off: {name} (not enabled)")
         elif isinstance(backend, LLMSettings) and backend.api_key_env and not backend.api_key():
             say(f"off: {name} ({backend.api_key_env} is not set)")
+    if clear := settings.in_the_clear():
+        say(f"in the clear, to other hosts: {', '.join(clear)} (docs/tls.md)")
     for key in settings.keys:
         if key.digest() is None:
             say(f"off: key {key.id} ({key.key_env} is not set)")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -31,10 +32,10 @@ from gateway.settings.backends import (
 from gateway.settings.faults import ConfigError, fault_words
 from gateway.settings.lines import below, line_at, rule_line
 from gateway.settings.recall import RecallSettings
-from gateway.settings.redis import RedisSettings
+from gateway.settings.redis import RedisSettings, read_url
 from gateway.settings.secrets import from_environment
 from gateway.settings.section import Section
-from gateway.settings.tls import TlsSettings, anchored_files
+from gateway.settings.tls import TlsSettings, anchored_files, stays_here
 from gateway.settings.traces import TracesSettings
 from gateway.settings.yaml_text import YamlFault, read_with_nodes
 
@@ -170,6 +171,22 @@ class Settings(Section):
     def with_server(self, **changes: Any) -> "Settings":
         """The same, but for these fields of `server`, which a command line may say."""
         return self.model_copy(update={"server": self.server.model_copy(update=changes)})
+
+    def in_the_clear(self) -> list[str]:
+        """Which connections show whoever listens between this host and others what is asked, or a secret."""
+        found = []
+        for name, one in self.backends.items():
+            if isinstance(one, TritonSettings) and one.enabled and one.tls is None:
+                hosts = [part.strip().rpartition(":")[0].strip("[]") for part in one.url.split(",")]
+            elif isinstance(one, LLMSettings) and one.enabled:
+                hosts = [urlsplit(url).hostname or "" for url in one.base_urls if url.lower().startswith("http:")]
+            else:
+                continue
+            found += [f"backends.{name}"] * any(host and host != "unix" and not stays_here(host) for host in hosts)
+        place = read_url(self.redis.url) if self.redis.url else None
+        if place is not None and not place.is_tls and not all(stays_here(host) for host, _ in place.nodes):
+            found.append("redis")
+        return found
 
     def secret_faults(self) -> list[str]:
         """Which secrets are given and cannot be used."""

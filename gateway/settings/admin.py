@@ -3,11 +3,13 @@
 import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from gateway.settings.secrets import from_environment
 from gateway.settings.section import Section
+from gateway.settings.tls import stays_here
 
 Role = Literal["viewer", "operator", "admin"]
 """Each may do what those before it may: look; change routing and models; change keys and all else."""
@@ -21,6 +23,9 @@ RESERVED: Final = ("admin", "guard", "rollout")
 def _is_url(url: str) -> str:
     if not url.startswith(("https://", "http://")) or any(c in url for c in "?# "):
         raise ValueError("must be an address such as https://issuer.example, without `?` and `#`")
+    # Who answers in the issuer's place gives keys of its own, and whoever they signed for is an admin.
+    if url.startswith("http://") and not stays_here(urlsplit(url).hostname or ""):
+        raise ValueError("must be https://: the issuer's keys decide who enters (http:// is for this host alone)")
     return url
 
 

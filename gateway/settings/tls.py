@@ -1,5 +1,6 @@
 """The section `tls` of a backend: who its server must be, and how the gateway shows who it is."""
 
+import ipaddress
 import ssl
 from pathlib import Path
 from typing import Final, Self
@@ -36,6 +37,14 @@ class TlsSettings(Section):
     def anchored(self, folder: Path) -> "TlsSettings":
         """The same, with paths that are relative made those of `folder`."""
         return self.model_copy(update=anchored_files(self, folder))
+
+
+def stays_here(host: str) -> bool:
+    """Whether it is this host by its own name or a loopback address: nobody listens in between."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def anchored_files(section: Section, folder: Path) -> dict[str, Path]:

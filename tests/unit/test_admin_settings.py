@@ -44,6 +44,9 @@ def test_nothing_is_needed():
         ({"session_ttl_s": 1}, "greater than or equal to 60"),
         ({"oidc": {**OIDC, "issuer": "id.example"}}, "must be an address"),
         ({"oidc": {**OIDC, "issuer": "https://id.example/?a=b"}}, "must be an address"),
+        ({"oidc": {**OIDC, "issuer": "http://id.example"}}, "must be https://: the issuer's keys decide who enters"),
+        ({"oidc": {**OIDC, "issuer": "http://localhost@id.example"}}, "must be https://"),
+        ({"oidc": {**OIDC, "jwks_url": "http://127.0.0.1.id.example/keys"}}, "must be https://"),
         ({"oidc": {**OIDC, "roles": {}}}, "at least 1"),
         ({"oidc": {**OIDC, "roles": {"a": "root"}}}, "viewer"),
         ({"oidc": {**OIDC, "algorithms": ["HS256"]}}, "RS256"),
@@ -56,6 +59,14 @@ def test_faults_are_told(section, told):
         AdminSettings.model_validate(section)
     assert told in str(caught.value)
     assert SHA not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:1/a", "http://127.0.0.1:8/a", "http://[::1]:8/a", "https://id.example"]
+)
+def test_an_issuer_in_the_clear_is_on_this_host(url):
+    oidc = AdminSettings.model_validate({"oidc": {**OIDC, "issuer": url, "jwks_url": url}}).oidc
+    assert (oidc.issuer, oidc.jwks_url) == (url, url)
 
 
 def test_a_fault_is_told_with_its_line(tmp_path):

@@ -182,6 +182,23 @@ def test_certificates_lie_beside_the_file(tmp_path, backend):
     assert (checked.exit_code, "backends.llm: tls.ca_file: cannot be read" in checked.output) == (78, True)
 
 
+def test_check_names_what_goes_to_other_hosts_in_the_clear(tmp_path):
+    more = """  near: {kind: openai, base_url: "http://127.0.0.1:1/v1,http://[::1]:1/v1"}
+  far: {kind: openai, base_url: "https://h/v1,http://other/v1"}
+  safe: {kind: triton, url: "h:1", tls: {}}
+  here: {kind: triton, url: "unix:/s,localhost:1,[::1]:2"}
+  away: {kind: triton, url: "localhost:1,h:1"}
+  unused: {kind: triton, url: "h:1", enabled: false}
+tasks:"""
+    path = tmp_path / "gateway.yaml"
+    for redis, told in (("redis://h", ", redis"), ("rediss://h", ""), ("redis://localhost", ""), ("unix:///s", "")):
+        path.write_text(GOOD.replace("tasks:", more, 1) + f"redis: {{url: '{redis}'}}\n")
+        checked = CliRunner().invoke(app, ["check", str(path)])
+        assert f"other hosts: backends.far, backends.away{told} (docs/tls.md)" in checked.output
+    path.write_text(GOOD)
+    assert "in the clear" not in CliRunner().invoke(app, ["check", str(path)]).output
+
+
 def test_the_store_is_a_redis(tmp_path):
     assert "FILE:16: redis.url: must begin with redis://" in refusal(tmp_path, GOOD + "redis: {url: 'http://x'}\n")
 
@@ -283,6 +300,7 @@ def test_a_check_tells_which_endpoints_are_off_and_why(tmp_path, monkeypatch):
     assert told.output.splitlines()[1:] == [
         "off: keyless (UNSET_KEY is not set)",
         "off: disabled (not enabled)",
+        "in the clear, to other hosts: backends.keyed, backends.keyless (docs/tls.md)",
         "off: key dev (DEV_KEY is not set)",
     ]
 
