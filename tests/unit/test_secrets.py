@@ -117,3 +117,24 @@ def test_two_keys_with_one_secret_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"^keys: 'one' and 'other' have the same secret$") as refused:
         callers_of(load_settings(path))
     assert SECRET not in str(refused.value)
+
+
+def test_no_form_of_the_settings_shows_what_is_sent_to_an_endpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLM_URL", "http://llm/v1")
+    monkeypatch.setenv("SENT", SECRET)
+    path = tmp_path / "gateway.yaml"
+    headers = "api_key_env: A_KEY, headers: {x-key: '${SENT}'}"
+    url = "redis://user:${SENT}@h"
+    text = WHOLE.replace("api_key_env: A_KEY", headers).replace(
+        'url: "redis://h", password_env: R_PASSWORD', f'url: "{url}"'
+    )
+    path.write_text(text)
+    settings = load_settings(path)
+    assert (settings.backends["llm"].headers["x-key"], settings.redis.place.password) == (SECRET, SECRET)
+    assert SECRET not in f"{settings!r}{settings}{settings.backends['llm']!r}{settings.redis!r}{settings.redis.place!r}"
+    path.write_text(text.replace("x-key", "content-length").replace("redis://user", "redix://user"))
+    with pytest.raises(ConfigError) as refused:
+        load_settings(path)
+    assert "headers" in str(refused.value)
+    assert "redis.url" in str(refused.value)
+    assert SECRET not in str(refused.value)
