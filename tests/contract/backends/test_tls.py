@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+from contextlib import AsyncExitStack
 
 import grpc
 import grpc.aio
@@ -13,7 +14,10 @@ from gateway.backends.grpc.headers import GrpcError
 from gateway.backends.llm.http_client import HttpClient
 from gateway.backends.llm.http_connection import HttpError
 from gateway.backends.triton.channels import COMPRESSIONS, opener
-from gateway.settings import TlsSettings
+from gateway.core.errors import BackendError
+from gateway.core.types import Place
+from gateway.settings import Settings, TlsSettings
+from gateway.wiring_backends import open_backends
 from tests.kit.tls import Authority
 from tests.kit.wait import until
 
@@ -246,6 +250,35 @@ async def test_an_endpoint_of_a_private_authority(authority, tmp_path):
             await got(url, ca_file=authority.cert)
         assert not heard
         assert await got(url, ca_file=authority.cert, server_name="llm.internal") == b"ok"
+
+
+KINDS = {
+    "openai": {"base_url": "/v1"},
+    "anthropic": {"base_url": "/v1"},
+    "triton_generate": {"base_url": ""},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_kind_of_endpoint_is_probed_and_asked_as_its_settings_say(authority, kind):
+    own = authority.sign("gateway")
+    tls = {"ca_file": authority.cert, "cert_file": own.cert, "key_file": own.key, "server_name": "llm.internal"}
+    place = Place(backend="llm", model="m")
+    async with endpoint(authority.sign("llm.internal"), asks=authority) as (heard, url), AsyncExitStack() as stack:
+        made = {}
+        for name, given in (("good", tls), ("system", {}), ("name", {**tls, "server_name": None}), ("none", None)):
+            one = {"kind": kind, "base_url": url + KINDS[kind]["base_url"], **({} if given is None else {"tls": given})}
+            settings = Settings.model_validate({"backends": {"llm": one}, "tasks": {}, "rules": []})
+            made[name] = (await open_backends(settings, stack))["llm"]
+        await made["good"].probe(place)
+        assert len(heard) == 1
+        await made["good"].figures()
+        asked = len(heard)
+        for name in ("system", "name", "none"):
+            with pytest.raises(BackendError, match="certificate"):
+                await made[name].probe(place)
+            await made[name].figures()
+        assert len(heard) == asked
 
 
 def test_files_that_are_no_certificates_are_named(authority, tmp_path):
