@@ -7,6 +7,7 @@ from fastapi import APIRouter, FastAPI
 from gateway.admin.access.door import Door, Guard
 from gateway.admin.access.entry import Entry
 from gateway.admin.access.roles import PREFIX
+from gateway.admin.document import install_document
 from gateway.admin.keys import key_routes
 from gateway.admin.models.absent import absent_models
 from gateway.admin.models.backends import backend_routes
@@ -41,6 +42,7 @@ def create_admin_app(plane: Plane, entry: Entry | str) -> FastAPI:
     )
     app.add_middleware(Door, guard=guard, audit=plane.audit)
     install_problems(app)
+    install_document(app)
     app.include_router(session_routes(guard), prefix=PREFIX)
     if plane.audit is not None:
         app.include_router(audit_routes(plane.audit), prefix=PREFIX)

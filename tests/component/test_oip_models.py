@@ -119,6 +119,7 @@ async def test_a_model_is_ready_where_any_server_has_it():
         at.local.probe_fault = AWAY
         reply = await gw.http.get("/v2/models/m/ready")
         assert (reply.status_code, reply.json()) == (503, {"error": "Model version not ready"})
+        assert reply.headers["content-type"] == "application/json"
 
 
 async def test_probes_of_the_gateway_itself_need_no_key():

@@ -15,7 +15,7 @@ import yaml
 from gateway.http.server import bind
 
 KEY = "gw-test-serving"
-ADMIN_TOKEN = "gw-test-admin"  # noqa: S105 - made up here
+ADMIN_TOKEN = "gw-test-admin-of-more-than-32-characters"  # noqa: S105 - made up here; no failures lock it out
 RULE = {"name": "chat", "split": [{"backend": "llm", "model": "m"}]}
 
 
@@ -56,7 +56,13 @@ def config(folder: Path, upstream: str, **sections: Any) -> tuple[Path, int, int
     port, ops_port = free_port(), free_port()
     drain_s = sections.pop("drain_timeout_s", 10)
     document = {
-        "server": {"port": port, "ops_port": ops_port, "admin_port": free_port(), "drain_timeout_s": drain_s},
+        "server": {
+            "port": port,
+            "ops_port": ops_port,
+            "admin_port": free_port(),
+            "drain_timeout_s": drain_s,
+            **sections.pop("server_more", {}),
+        },
         "backends": {"llm": {"kind": "openai", "base_url": upstream}},
         "tasks": {"general_llm": {"contract": "chat"}},
         "rules": [RULE],

@@ -73,5 +73,6 @@ def told_as(ours: str, theirs: str) -> Iterator[None]:
 
 def not_ready(text: str = "") -> Response:
     """503, which load balancers and other servers of this protocol know; Triton answers 400."""
-    body = error_body(text) if text else b""
-    return Response(body, status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "1"})
+    body, kind = (error_body(text), "application/json") if text else (b"", None)
+    headers = {"retry-after": "1"}
+    return Response(body, status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers, media_type=kind)

@@ -8,6 +8,7 @@ _BYTES: Final = "application/octet-stream"
 _MODEL: Final = "/v2/models/{model}"
 _OF_MODEL: Final = (_MODEL, f"{_MODEL}/versions/{{version}}")
 _INFERENCE: Final = ("infer", "generate", "generate_stream")
+_WITHOUT_BODY: Final = ("live", "ready", "load", "unload")  # as in Triton, whose clients read none
 _STREAMS: Final = ("text/event-stream", "application/x-ndjson")
 
 # Method, path behind that of the server or of a model, name, what it is for.
@@ -104,7 +105,7 @@ def _operation(path: str, name: str, summary: str) -> dict[str, Any]:
         "operationId": name,
         "summary": summary,
         "responses": {
-            "200": {"description": "the answer", "content": answer},
+            "200": {"description": "the answer", "content": answer} if answer else {"description": "yes; no body"},
             "default": {"description": "an error", "content": {_JSON: {"schema": _ref("OipError")}}},
         },
     }
@@ -121,12 +122,14 @@ def _contents(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     binary, text = {"schema": {"type": "string", "format": "binary"}}, {"schema": {"type": "string"}}
     json_object = {_JSON: {"schema": {"type": "object"}}}
     last = path.rpartition("/")[2]
+    if last in _WITHOUT_BODY:
+        return {}, json_object if last in ("load", "unload") else {}
     if last == "infer":
         answer = {_JSON: {"schema": _ref("OipAnswer")}, _BYTES: binary} | dict.fromkeys(_STREAMS, text)
         return answer, {_JSON: {"schema": _ref("OipRequest")}, _BYTES: binary}
     if last == "generate_stream":
         return dict.fromkeys(_STREAMS, text), json_object
-    return {_JSON: anything}, json_object if last in ("generate", "index", "load", "unload") else {}
+    return {_JSON: anything}, json_object if last in ("generate", "index") else {}
 
 
 def _ref(name: str) -> dict[str, str]:
