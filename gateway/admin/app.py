@@ -39,6 +39,7 @@ def create_admin_app(plane: Plane, entry: Entry | str) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=f"{PREFIX}/openapi.json",
+        redirect_slashes=False,  # to an address that the caller's Host header would name
     )
     app.add_middleware(Door, guard=guard, audit=plane.audit)
     install_problems(app)

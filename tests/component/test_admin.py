@@ -120,6 +120,13 @@ async def test_paths_and_methods(admin):
         assert (await admin.get(f"http://admin{page}")).status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/rules/", "/keys//", "/openapi.json/", "/rules/revisions/"])
+async def test_no_path_leads_to_where_a_host_header_says(admin, path):
+    answer = await admin.get(path, headers={"host": "evil.example"})
+    assert answer.status_code in (404, 405)
+    assert "location" not in answer.headers
+
+
 async def test_every_operation_tells_its_refusals(admin):
     """As problems, with the codes of the closed list; FastAPI's own form of an invalid body is never sent."""
     document = (await admin.get("/openapi.json")).json()
