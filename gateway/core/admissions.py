@@ -151,7 +151,7 @@ class Book:
         for take in ask.takes:
             before = after.get(take.key)
             value, until_us = (before.value, before.until_us) if before else _stored(own, take, now_us)
-            row = after[take.key] = _row(take, value, until_us, now_us)
+            row = after[take.key] = row_of(take, value, until_us, now_us)
             rows.append(row)
         is_full = bool(ask.queue) and len(own.queues.get(ask.queue, ())) >= ask.queue_bound
         if is_full or not all(row.passed for row in rows):
@@ -302,8 +302,8 @@ def _stored(own: _Owner, take: Take, now_us: int) -> tuple[int, int]:
     return spent if until_us == end_us else 0, end_us
 
 
-def _row(take: Take, value: int, until_us: int, now_us: int) -> Row:
-    """The counter after `take`, if it passes; else as it was. What takes nothing passes, whatever others have taken."""
+def row_of(take: Take, value: int, until_us: int, now_us: int) -> Row:
+    """A counter after `take`, if it passes; else as it was. What takes nothing passes, whatever others have taken."""
     bound = take.bound + now_us if take.form == "rate" else take.bound
     passed = take.cost == 0 or value + take.cost <= bound
     return Row(passed=passed, value=value + take.cost if passed else value, until_us=until_us)

@@ -225,6 +225,7 @@ def _state(take: Take, row: Row, now_us: int) -> LimitState:
     return LimitState(limit, remaining, reset_us, is_refused=True, retry_after_us=retry_after_us)
 
 
+@functools.lru_cache(maxsize=10_000)
 def name_of(limit: Limit) -> str:
     """As a caller would call it: `60 requests per minute`, `10 USD per month for the task general_llm`.
 

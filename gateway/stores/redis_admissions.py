@@ -45,6 +45,7 @@ from gateway.ports import Admission, StoreObserver
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.redis_script import UNREACHABLE, listen, nobody
 from gateway.stores.redis_steps import Answered, Steps
+from gateway.stores.refused_limits import RefusedLimits
 
 ALL: Final = "all"
 PAUSE_S: Final = 1.0  # before a broken one is made anew
@@ -80,6 +81,7 @@ class RedisAdmissions:
         self._count = itertools.count(1)
         self._steps = Steps(client, prefix, self._heard, timeout_s=timeout_s, lease_us=lease_us, observer=observer)
         self._open: dict[str, RedisAdmission] = {}
+        self._refused = RefusedLimits()
         self._missed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -112,6 +114,8 @@ class RedisAdmissions:
             return _FREE
         if self._steps.may_try():
             ask = self._ask(wanted)
+            if self._refused.kept and (told := self._refused.verdict(ask)) is not None:
+                return RedisAdmission(None, _NOTHING, told)
             admission = self._open[ask.id] = RedisAdmission(self, ask)  # a turn's message may come before the answer
             try:
                 answered = await self._steps.ask(ask)
@@ -121,6 +125,8 @@ class RedisAdmissions:
             if answered is None or not admission.take(answered):
                 del self._open[ask.id]
             if answered is not None:
+                if not answered.reply.admitted:
+                    self._refused.remember(ask, answered.reply, answered.sent_s)
                 return admission
         return self._without(wanted)
 
@@ -204,10 +210,10 @@ class RedisAdmission:
 
     __slots__ = ("_changed", "_is_ended", "_of", "_standing", "ask", "kept_s", "verdict")
 
-    def __init__(self, of: RedisAdmissions | None, ask: Ask) -> None:
+    def __init__(self, of: RedisAdmissions | None, ask: Ask, verdict: Verdict = ALLOWED) -> None:
         self._of = of
         self.ask = ask
-        self.verdict: Verdict = ALLOWED
+        self.verdict = verdict
         self.kept_s: float | None = None
         self._is_ended = True
         self._standing = Standing.HELD
@@ -281,4 +287,5 @@ class RedisAdmission:
         return (self.kept_s or 0.0) + of.lease_s - asyncio.get_running_loop().time()
 
 
-_FREE: Final = RedisAdmission(None, Ask(id="", owner=""))
+_NOTHING: Final = Ask(id="", owner="")
+_FREE: Final = RedisAdmission(None, _NOTHING)
