@@ -17,6 +17,7 @@ from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.types import Priority
 from gateway.core.waiting import Stays, Waiter, WaitingLine, expected_wait_us
 
+_TOO_MANY: Final = "too many requests wait for this server"
 MAX_REPLICAS: Final = 256  # whose stays are remembered; addresses come and go
 _Turn = asyncio.Future[bool]
 Waited = Waiter[_Turn]
@@ -54,6 +55,16 @@ class Gate:
         self._in_flight[replica] = in_flight + 1
         return True
 
+    def refusal(self, replica: str, *, tenant: str, priority: Priority, within_us: int) -> BackendError | None:
+        """What `enter` would raise at once for such a request, without its making; None where it would not."""
+        if self.has_room(replica):
+            return None
+        try:
+            line = self._line_in_time(replica, tenant, priority, within_us)
+        except BackendError as refused:
+            return refused
+        return None if line.has_room(tenant, priority) else _overloaded(_TOO_MANY)
+
     async def enter(
         self, replica: str, *, tenant: str, priority: Priority, within_us: int, work: Callable[[], int]
     ) -> Waited | None:
@@ -85,7 +96,7 @@ class Gate:
                 raise _overloaded("its turn did not come in time") from None
             raise
         if not has_turn:
-            raise _overloaded("too many requests wait for this server")
+            raise _overloaded(_TOO_MANY)
         return waiter
 
     def _line_in_time(self, replica: str, tenant: str, priority: Priority, within_us: int) -> WaitingLine[_Turn]:

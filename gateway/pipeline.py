@@ -26,6 +26,7 @@ from gateway.core.errors import (
     FaultKind,
     GatewayError,
     InternalError,
+    QueueFull,
 )
 from gateway.core.loads import LoadBoard
 from gateway.core.replicas import FEW, Draw, ReplicaLoads
@@ -60,6 +61,7 @@ class Pipeline:
         draw: gives numbers in [0, 1) for weighted splits and the choice of replicas.
         wall_clock: Unix time in microseconds, by which rules and switches hold.
         under_way: the requests of now, for those who report on them.
+        full: rules whose places had no room when they were looked at last.
     """
 
     tasks: Mapping[str, Task]
@@ -80,6 +82,7 @@ class Pipeline:
     wall_clock: Clock = unix_us
     under_way: dict[int, Walk] = field(default_factory=dict)
     budgets: dict[str, RetryBudget] = field(default_factory=dict)
+    full: set[str] = field(default_factory=set)
 
     async def handle(
         self, request: InferenceRequest, *, on_admitted: Callable[[], object] = bool
@@ -127,9 +130,7 @@ class Pipeline:
             yield finished
         except GatewayError as refused:
             error = refused
-            error.verdict = walk.verdict
-            if walk.recall is not None:
-                await walk.recall.refused(error)
+            await self._refused(walk, refused)
             raise
         except Exception as unforeseen:  # the request boundary: every fault gets an honest answer
             error = InternalError("the gateway failed on this request")
@@ -139,6 +140,14 @@ class Pipeline:
             # 5 settle: what was taken is given back, and one record is written.
             self._settle(walk, error)
             del error  # its traceback has this frame: a cycle would be left to the garbage collection
+
+    async def _refused(self, walk: Walk, error: GatewayError) -> None:
+        """Tell what the limits said, and remember what may be refused sooner, or again."""
+        error.verdict = walk.verdict
+        if walk.recall is not None:
+            await walk.recall.refused(error)
+        if isinstance(error, QueueFull) and walk.rule is not None:
+            self.full.add(walk.rule.name)
 
     def _begin(self, request: InferenceRequest, on_admitted: Callable[[], object] = bool) -> Walk:
         task = self.tasks[request.task]
@@ -181,6 +190,8 @@ class Pipeline:
 
     async def _admit(self, walk: Walk) -> None:
         """Take what the request will use, and wait for its turn where its order says so. Raises `GatewayError`."""
+        if self.full and walk.recall is None:
+            self._refuse_full(walk)
         request, policies = walk.request, walk.policies
         of_rule = walk.rule.limits if walk.rule else ()
         counted = rate_limit.counters(request.caller, request.task, request.model, request.priority, of_rule)
@@ -206,6 +217,31 @@ class Pipeline:
         walk.on_admitted()
         if walk.is_ordered("serial"):
             await self._turn(walk)
+
+    def _refuse_full(self, walk: Walk) -> None:
+        """Raise `QueueFull` where all its places would refuse it now: no limit is asked, and nothing taken of one.
+
+        Looked at where the rule's last request met that, and nothing is between a request and its place: no order, no
+        sequence, no further round.
+        """
+        rule, request = walk.rule, walk.request
+        if rule is None or rule.name not in self.full or request.ordering_key or request.sequence or rule.retries:
+            return
+        walk.plan = self._settled(walk)
+        tenant, priority = request.caller.tenant, request.priority
+        within_us = request.deadline_us - self.clock()
+        faults = []
+        for place in walk.plan.candidates:
+            gate = self.gates[place.backend]
+            full = gate.refusal(place.replica, tenant=tenant, priority=priority, within_us=within_us)
+            if full is None:
+                break
+            faults.append(replace(full.fault, place=place))
+        else:
+            if faults:
+                walk.faults += faults
+                raise attempts.told(faults)
+        self.full.discard(rule.name)
 
     async def _turn(self, walk: Walk) -> None:
         """Wait for the request's turn. Raises `GatewayError`."""

@@ -105,13 +105,22 @@ class WaitingLine(Generic[_Item]):
         waiter = Waiter(item=item, tenant=tenant, priority=priority, work=max(1, work), number=self._count)
         own, put_out = self._by_priority[priority], None
         if len(self) >= self._bound:
-            batch = self._by_priority["batch"]
-            shed_from = batch if len(batch) else own
-            if shed_from is own and own.most_places <= own.places_of(tenant) + 1:
+            shed_from = self._shed_from(tenant, priority)
+            if shed_from is None:
                 return waiter, waiter
             put_out = shed_from.put_out()
         own.join(waiter)
         return waiter, put_out
+
+    def has_room(self, tenant: str, priority: Priority) -> bool:
+        """Whether such a newcomer would have a place, be it another's."""
+        return len(self) < self._bound or self._shed_from(tenant, priority) is not None
+
+    def _shed_from(self, tenant: str, priority: Priority) -> "_FairLine[_Item] | None":
+        """Of which line a newcomer puts one out, as the whole is full; None: it is the one to go."""
+        own, batch = self._by_priority[priority], self._by_priority["batch"]
+        shed_from = batch if len(batch) else own
+        return None if shed_from is own and own.most_places <= own.places_of(tenant) + 1 else shed_from
 
     def leave(self, waiter: Waiter[_Item]) -> None:
         """Give up a place, if it is still held."""

@@ -12,7 +12,7 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.tensors import to_numpy
 from gateway.core.types import BackendCall, BackendEvent, Message, OpenAIPayload, Usage
-from tests.kit.app import KEY, OTHER_KEY, Harness, embedding, running
+from tests.kit.app import KEY, LIMITED_KEY, OTHER_KEY, Harness, embedding, running
 from tests.kit.wait import until
 
 CHAT, EMBED = "/v1/chat/completions", "/v1/tasks/text-embedding"
@@ -159,3 +159,24 @@ async def test_a_flood_leaves_others_their_places():
         assert not any(waits.done() for waits in flood[:2])
         assert await ended(server, [*answers, *flood[:2], *others]) == [200] * 5
     assert [who for who, _ in server.served] == [HELD, "flood 0", "other 0", "flood 1", "other 1"]
+
+
+async def test_what_a_full_server_refuses_again_takes_nothing_of_a_limit():
+    server = Busy("llm")
+    async with running([server], max_in_flight=1, max_queue_size=0, attempt_timeout_us=5_000_000) as gw:
+        answers = await held(gw, chat(HELD))
+        met = [await (await sent(gw, chat("again"), key=LIMITED_KEY)) for _ in range(5)]
+        assert [(one.status_code, one.json()["error"]["code"]) for one in met] == [(429, "queue_full")] * 5
+        assert all(int(one.headers["retry-after"]) >= 1 for one in met)
+        assert [one.headers.get("x-ratelimit-remaining-requests") for one in met] == ["2", None, None, None, None]
+        records = [one for one in gw.seen.records if one.tenant == "t2"]
+        assert len(records) == 5
+        assert {(one.code, one.faults[-1].place.backend, one.reasons) for one in records} == {
+            ("queue_full", "llm", records[0].reasons)
+        }
+        assert await ended(server, answers) == [200]
+        later = [await (await sent(gw, chat("later"), key=LIMITED_KEY)) for _ in range(3)]
+        assert [one.status_code for one in later] == [200, 200, 429]
+        assert later[2].json()["error"]["code"] == "rate_limited"
+        assert gw.loads == {}
+        assert not gw.pipeline.full
