@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from gateway.api.app import create_app
 from gateway.api.auth import KeptSecret, KeyRing, Signing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api, passed_through
+from gateway.api.shedding import Shedding
 from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import PriceError, PriceTable, parse_prices
 from gateway.core.errors import Fault
@@ -175,6 +177,9 @@ async def data_plane(
             wall_clock=wall_us,
         )
         stores.tell_of(lambda: report(pipeline))
+        shedding = Shedding(settings.server.shed_after_ms * 1000, _thread_us, metrics.refusals.shed)
+        stack.callback(shedding.close)
+        shedding.start()
         api = Api(
             pipeline=pipeline,
             keys=KeyRing(callers_of(settings), keys=stores.keys, signing=_signing(settings, stores.keys)),
@@ -183,6 +188,7 @@ async def data_plane(
             is_ready=lambda: not is_draining(),
             cors_origins=frozenset(settings.server.cors_origins),
             traced=tracing.begin if tracing is not None else passed_through,
+            shedding=shedding,
         )
         yield create_app(api)
 
@@ -251,6 +257,11 @@ def _usd_per_hour(settings: Settings) -> Mapping[str, float]:
 
 def _gate(settings: BackendSettings) -> Gate:
     return Gate(max_in_flight=settings.max_in_flight, max_queue_size=settings.max_queue_size)
+
+
+def _thread_us() -> int:
+    """The processor time of the calling thread, which is the event loop's."""
+    return time.thread_time_ns() // 1000
 
 
 def _signing(settings: Settings, keys: RedisKeys | None) -> Signing | None:

@@ -73,6 +73,8 @@ async def read_body(exchange: Exchange, limits: BodyLimits) -> bytes:
 
 async def drain(exchange: Exchange, limits: BodyLimits) -> bool:
     """Throw away a body that was refused, within bounds, so that the answer arrives; whether it came to its end."""
+    if exchange.is_whole:
+        return True
     if "100-continue" in exchange.headers.get("expect", "").lower():
         return False  # the caller waits for our word before it sends; the refusal is that word
     left = limits.max_bytes * DRAIN_FACTOR

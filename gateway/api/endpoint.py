@@ -27,6 +27,7 @@ from gateway.api.request_headers import (
     session,
     timeout_us,
 )
+from gateway.api.shedding import UNBOUNDED, Shedding
 from gateway.core.errors import ClientClosed, GatewayError, InternalError, InvalidInput, UnknownTask
 from gateway.core.fingerprints import canonical, digest
 from gateway.core.trace import Trace, incoming
@@ -53,7 +54,7 @@ class Api:
     """What the data plane's handlers share. `models` maps every name of an OpenAI `model` field to its task.
 
     `cors_origins`: web pages whose scripts may read the answers; `*` is any, empty none. `traced` says of what trace a
-    request is.
+    request is. `shedding` says what is refused because this worker is behind.
     """
 
     pipeline: Pipeline
@@ -63,6 +64,7 @@ class Api:
     is_ready: Callable[[], bool]
     cors_origins: frozenset[str] = frozenset()
     traced: Traced = passed_through
+    shedding: Shedding = UNBOUNDED
 
     def task(self, name: object) -> Task:
         """The task `name`. Raises `UnknownTask`, or `InvalidInput` where it is no name at all."""
@@ -192,6 +194,8 @@ class Endpoint:
         try:
             visit.caller = await api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))
             if scope["method"] == "POST":
+                if api.shedding.is_behind:
+                    api.shedding.check(visit.caller, headers)
                 visit.body = await read_body(exchange, api.body)
         except GatewayError as error:
             response = self._refuse(visit, error)

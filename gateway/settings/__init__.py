@@ -94,6 +94,13 @@ class ServerSettings(Section):
         default=32 * 2**20, ge=1024, description="of one request, packed or not, and of one WebSocket message"
     )
     body_timeout_s: float = Field(default=30.0, gt=0, description="in which a request's body must have come")
+    shed_after_ms: int = Field(
+        default=500,
+        ge=0,
+        le=60_000,
+        description="a worker whose event loop has worked so long without coming round refuses requests, those of "
+        "priority batch at half of it; 0: never",
+    )
     cors_origins: tuple[AnyOrigin, ...] = Field(
         default=(), description="web pages whose scripts may read the data plane's answers; `*`: any"
     )

@@ -36,6 +36,7 @@ class Metrics:
 
     Attributes:
         redis: hears of Redis from the stores.
+        refusals: hears from the door of what is refused because the worker is behind.
         process: measures the process itself, once it is started.
     """
 
@@ -44,7 +45,7 @@ class Metrics:
         self._names, exemplars = Names(), Folder(folder)
         self._requests = RequestMetrics(registry, self._names, exemplars)
         self._usage = UsageMetrics(registry, exemplars)
-        self._refusals = RefusalMetrics(registry)
+        self.refusals = RefusalMetrics(registry)
         self._state = StateMetrics(registry)
         self._models = ModelMetrics(registry)
         self._engines = EngineMetrics(registry)
@@ -60,7 +61,7 @@ class Metrics:
         at = self._names.at(record)
         self._requests.ended(record, at)
         self._usage.ended(record, at[0])
-        self._refusals.ended(record)
+        self.refusals.ended(record)
 
     def refused(self, record: RequestRecord) -> None:
         """A request was refused at the door; its task is known to exist, or empty."""

@@ -1,7 +1,8 @@
-"""Why requests were not let in: limits and switches; and limits that were decided without the shared store."""
+"""Why requests were not let in: limits, switches, a worker that is behind; and limits decided without the store."""
 
 from prometheus_client import CollectorRegistry, Counter
 
+from gateway.core.types import Priority
 from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.labels import NONE, Children
 
@@ -26,11 +27,23 @@ class RefusalMetrics:
                 registry=registry,
             )
         )
+        self._shed = Children(
+            Counter(
+                "gateway_shed",
+                "Requests refused because their worker's event loop was behind, by their priority.",
+                ("priority",),
+                registry=registry,
+            )
+        )
         self._degraded = Counter(
             "gateway_limiter_degraded",
             "Requests whose limits were decided by this process alone, the shared store being out of reach.",
             registry=registry,
         )
+
+    def shed(self, priority: Priority) -> None:
+        """A request was refused because its worker is behind."""
+        self._shed[priority,](1)
 
     def ended(self, record: RequestRecord) -> None:
         """A request ended."""

@@ -132,7 +132,7 @@ def configuration(folder: Path, redis_url: str, llm_url: str) -> Path:
     (model / "config.pbtxt").write_text(MODEL_CONFIG)
     (model / "1" / "model.py").write_text(MODEL)
     document = {
-        "server": {"drain_timeout_s": 1},
+        "server": {"drain_timeout_s": 1, "shed_after_ms": 0},
         "backends": {
             "llm": {"kind": "openai", "base_url": llm_url},
             "local": {"kind": "local", "repository": str(model.parent)},

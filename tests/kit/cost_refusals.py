@@ -46,7 +46,7 @@ def configuration(folder: Path, redis_url: str, llm_url: str) -> Path:
         "blocked": {"base_url": llm_url},
     }
     document = {
-        "server": {"drain_timeout_s": 1, "max_body_bytes": LARGEST},
+        "server": {"drain_timeout_s": 1, "max_body_bytes": LARGEST, "shed_after_ms": 0},
         "backends": {name: {"kind": "openai", **server} for name, server in servers.items()},
         "tasks": {name: {"contract": "chat", "timeout_ms": 600_000} for name in servers},
         "rules": [
