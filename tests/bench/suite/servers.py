@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -146,14 +147,17 @@ async def gateway(
     workers: int = 1,
     cores: Sequence[int] = (),
     pause_s: float = 0.1,
+    also: Mapping[str, Any] = MappingProxyType({}),
 ) -> AsyncIterator[Served]:
     """`gateway serve` with all that it does on: key, limits and usage in Redis, rules, prices, metrics, access log.
 
-    `rule` is the last of 20. On the row's core where `cores` names no others.
+    `rule` is the last of 20. On the row's core where `cores` names no others. `also`: fields of sections, and sections.
     """
     with RedisServer() as redis:  # on the core of this process
         port = free_port()
-        config = _config(bench.folder, port, redis.url, backends=backends, tasks=tasks, rule=rule, workers=workers)
+        config = _config(
+            bench.folder, port, redis.url, backends=backends, tasks=tasks, rule=rule, workers=workers, also=also
+        )
         url, log = f"http://{HOST}:{port}", config.with_suffix(".log")
         command = (sys.executable, "-m", "gateway", "serve", "--config", str(config))
         began = time.perf_counter()
@@ -169,10 +173,18 @@ async def gateway(
 
 
 def _config(
-    folder: Path, port: int, redis: str, *, backends: Any, tasks: Any, rule: Mapping[str, Any], workers: int
+    folder: Path,
+    port: int,
+    redis: str,
+    *,
+    backends: Any,
+    tasks: Any,
+    rule: Mapping[str, Any],
+    workers: int,
+    also: Mapping[str, Any],
 ) -> Path:
     others = [{**rule, "name": f"other-{n}", "match": {"tenant": f"tenant-{n}"}} for n in range(OTHER_RULES)]
-    document = {
+    document: dict[str, Any] = {
         "server": {"port": port, "ops_port": free_port(), "admin_port": free_port(), "workers": workers},
         "redis": {"url": redis, "prefix": "bench:"},
         "backends": backends,
@@ -182,6 +194,9 @@ def _config(
         "keys": [{"id": "bench", "tenant": "bench", "key_env": "BENCH_KEY"}],
         "prices": "prices.yaml",
     }
+    for section, fields in also.items():
+        known = document.get(section)
+        document[section] = {**known, **fields} if isinstance(known, dict) else fields
     (folder / "prices.yaml").write_text("prices:\n  m: {input: 1, output: 2}\n")
     path = folder / f"gateway-{port}.yaml"
     path.write_text(yaml.safe_dump(document))

@@ -1,6 +1,6 @@
 """The rows, in the order in which they are measured."""
 
-from tests.bench.suite.rows import decisions, image, local, processes, relay, stream, tensors
+from tests.bench.suite.rows import decisions, image, local, overload, processes, relay, stream, tensors
 
 ROWS = {
     row.name: row
@@ -15,5 +15,6 @@ ROWS = {
         processes.WORKERS,
         processes.MEMORY,
         processes.START,
+        overload.ROW,
     )
 }

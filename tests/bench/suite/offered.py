@@ -1,0 +1,138 @@
+"""Traffic that comes whatever the answers do, in steps of so many times the capacity, and what became of it."""
+
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.tuning.load import runner
+from gateway.tuning.load.http_wire import HttpPool
+from gateway.tuning.load.judging import failed
+from gateway.tuning.load.outcomes import Outcome
+from gateway.tuning.report import OK
+from gateway.tuning.traffic import TrafficClass
+
+BEFORE: Final = 0.5
+STEPS: Final = ((BEFORE, 4.0), (1.0, 3.0), (2.0, 3.0), (5.0, 5.0), (BEFORE, 6.0))
+"""Times the capacity, and for how many seconds; the burst is the last but one."""
+SLICE_S: Final = 1.0
+WARM_S: Final = 0.5  # of each step that is not counted: what the step before has left
+FEWEST: Final = 5  # answers of a slice that tell anything
+ENOUGH: Final = 1.5  # of the p99 before: it is as it was
+GRACE_S: Final = 5.0
+REFUSED: Final = frozenset(("http_429", "http_503", "queue_full", "rate_limited", "no_healthy_backend"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sort:
+    """One sort of requests: its share of what comes, and the requests, of several tenants, by turns."""
+
+    share: float
+    requests: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One request: when it was due, how long it took, and what came of it."""
+
+    due_s: float
+    took_s: float
+    code: str
+
+
+class _Told:
+    """A target that keeps what became of each request."""
+
+    def __init__(self, pool: HttpPool, requests: Sequence[bytes]) -> None:
+        self._pool = pool
+        self._requests = requests
+        self._next = 0
+        self.ended: list[tuple[float, float, str]] = []
+
+    async def send(self, due: float, /) -> Outcome:
+        """One exchange."""
+        self._next += 1
+        answer = await self._pool.exchange(self._requests[self._next % len(self._requests)])
+        outcome = Outcome(ended_at=answer.ended_at) if answer.status == 200 and not answer.trouble else failed(answer)
+        self.ended.append((due, answer.ended_at - due, outcome.code))
+        return outcome
+
+
+async def offer(
+    host: str, port: int, capacity: float, sorts: Mapping[str, Sort], *, connections: int
+) -> Mapping[str, list[Ended]]:
+    """Send it all; what became of each sort, by the seconds since the beginning."""
+    pool = HttpPool(host, port, limit=connections)
+    rng = random.Random(1)  # noqa: S311 - the same instants in each run
+    targets, classes = [], []
+    for name, sort in sorts.items():
+        targets.append(_Told(pool, sort.requests))
+        classes.append(TrafficClass(name=name, trace=tuple(_instants(rng, capacity * sort.share))))
+    whole_s = sum(seconds for _, seconds in STEPS)
+    await runner.run(targets, classes, duration_s=whole_s, grace_s=GRACE_S)
+    await pool.close()
+    first = min(due for target in targets for due, _, _ in target.ended)
+    return {
+        name: [Ended(due - first, took, code) for due, took, code in target.ended]
+        for name, target in zip(sorts, targets, strict=True)
+    }
+
+
+def _instants(rng: random.Random, rate: float) -> list[float]:
+    at, until, instants = 0.0, 0.0, []
+    for times, seconds in STEPS:
+        at, until = until, until + seconds
+        while (at := at + rng.expovariate(rate * times)) < until:
+            instants.append(at)
+    return instants
+
+
+def figures(found: Mapping[str, Sequence[Ended]], capacity: float) -> dict[str, float]:
+    """Goodput by step as a share of the best step's, the p99 of interactive ones, how all ended, and the recovery."""
+    goodputs, told, at = {}, dict[str, float](), 0.0
+    interactive = found["interactive"]
+    for number, (times, seconds) in enumerate(STEPS):
+        begin, end = at + WARM_S, at + seconds
+        at = end
+        name = f"{times:g}x" + (" after" if number and times == BEFORE else "")
+        good = [one for sort in found.values() for one in sort if _is_good(one, begin, end)]
+        goodputs[name] = len(good) / (end - begin)
+        told[f"goodput {name}"] = goodputs[name] / capacity
+        due = [one for sort in found.values() for one in sort if begin <= one.due_s < end]
+        told[f"refused {name}"] = sum(one.code in REFUSED for one in due) / max(1, len(due))
+        if p99 := _p99_ms([one for one in interactive if _is_good(one, begin, end)]):
+            told[f"p99 ms {name}"] = p99
+    burst = f"{STEPS[-2][0]:g}x"
+    told["goodput of peak"] = goodputs[burst] / max(goodputs.values())
+    if f"p99 ms {burst}" in told and told.get("p99 ms 0.5x"):
+        told["p99 of before"] = told[f"p99 ms {burst}"] / told["p99 ms 0.5x"]
+    told["recovery s"] = _recovery_s(interactive, told.get("p99 ms 0.5x", 0.0))
+    every = [one for sort in found.values() for one in sort]
+    told["neither answered nor refused"] = sum(one.code != OK and one.code not in REFUSED for one in every) / len(every)
+    return told
+
+
+def _is_good(one: Ended, begin: float, end: float) -> bool:
+    """Answered within the step."""
+    return one.code == OK and begin <= one.due_s + one.took_s < end
+
+
+def _p99_ms(ended: Sequence[Ended]) -> float | None:
+    if len(ended) < FEWEST:
+        return None
+    return statistics.quantiles([one.took_s for one in ended], n=100, method="inclusive")[98] * 1000
+
+
+def _recovery_s(interactive: Sequence[Ended], before_ms: float) -> float:
+    """How long after the burst until a slice, and all after it, are as before."""
+    whole_s = sum(seconds for _, seconds in STEPS)
+    over_s = whole_s - STEPS[-1][1]
+    at_s, since_s = over_s, over_s
+    while at_s < whole_s - SLICE_S / 2:
+        part = [one for one in interactive if at_s <= one.due_s < at_s + SLICE_S]
+        p99 = _p99_ms([one for one in part if one.code == OK])
+        if any(one.code != OK for one in part) or (p99 is not None and p99 > ENOUGH * before_ms):
+            since_s = at_s + SLICE_S
+        at_s += SLICE_S
+    return since_s - over_s
