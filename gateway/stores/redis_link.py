@@ -74,6 +74,8 @@ class Link:
         try:
             async with in_time(CONNECTED_WITHIN_S):
                 await connection.connect()
+            if _has_broken(connection):
+                raise RedisConnectionError("the connection broke as soon as it was made")
             self._socket = _Socket(connection)
         except UNREACHABLE:
             self._not_before_s = asyncio.get_running_loop().time() + PAUSE_S
@@ -81,6 +83,12 @@ class Link:
             self._opening = None
             if self._socket is None:
                 await connection.disconnect(nowait=True)
+
+
+def _has_broken(connection: Any) -> bool:
+    """Whether it has ended before it could be taken over: its end was told to the library, and is not told again."""
+    reader: asyncio.StreamReader = connection._reader  # noqa: SLF001 - what the socket's end was told to
+    return reader.at_eof() or reader.exception() is not None or connection._writer.transport.is_closing()  # noqa: SLF001 - the same
 
 
 class _Socket(asyncio.Protocol):

@@ -12,7 +12,7 @@ from gateway.stores.redis_script import connect
 from tests.kit.redis import RedisServer
 from tests.kit.redis_said import said
 from tests.kit.redis_switch import RedisSwitch
-from tests.kit.wait import until_async
+from tests.kit.wait import until, until_async
 
 pytest_plugins = ["tests.kit.redis"]
 
@@ -70,6 +70,32 @@ async def test_a_connection_that_breaks_under_a_call_or_between_two_is_made_anew
     await opened(link)
     await switch.refuse()
     assert await link.call("PING", timeout_s=BOUND_S) is None
+    await switch.restore()
+    await opened(link)
+
+
+async def test_a_connection_that_breaks_before_it_is_taken_over_is_not(link, switch, monkeypatch):
+    monkeypatch.setattr(redis_link, "PAUSE_S", 0.0)
+    pool = link._client.connection_pool
+    make = pool.make_connection
+
+    def doomed():
+        connection = make()
+        connect_it = connection.connect
+
+        async def and_cut() -> None:
+            await connect_it()
+            await switch.refuse()
+            await until(connection._reader.at_eof)
+
+        connection.connect = and_cut
+        return connection
+
+    monkeypatch.setattr(pool, "make_connection", doomed)
+    link.open()
+    await until(lambda: link._opening is None)
+    assert await link.call("PING", timeout_s=BOUND_S) is None
+    monkeypatch.setattr(pool, "make_connection", make)
     await switch.restore()
     await opened(link)
 
