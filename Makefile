@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers image docs audit release clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers chaos image docs audit release clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: setup  ## measure every speed goal beside its peers, 15 minutes (docs/ben
 
 bench-quick: setup  ## the same in under 3 minutes: fewer and shorter rounds
 	@$(PY) -m tests.bench --quick $(ARGS)
+
+chaos: setup  ## kill, pause, cut off and restart every part under load, and judge what clients saw; ARGS="--seed 7"
+	@$(PY) -m tests.chaos $(ARGS)
 
 bench-peers: setup  ## install what the benchmark compares with into build/peers; ARGS="vllm-router" for one
 	@$(PY) -m tests.bench.suite.peers $(ARGS)

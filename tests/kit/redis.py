@@ -94,6 +94,13 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def end(self) -> None:
+        """Tell it to end, as an operator would, and wait until it has."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+
     def arguments(self) -> list[str]:
         folder = self._folder.name
         options = ["--bind", HOST, "--port", str(self.port), "--save", "", "--appendonly", "no"]

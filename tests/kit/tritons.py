@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,22 @@ class Triton:
         self._process.kill()
         self._process.wait()
         leftovers.end(Leftovers(run_id=self._run_id, processes={}), grace_s=0)
+
+    def stop(self) -> None:
+        """Tell it to end, as an operator would, and wait until it has."""
+        assert self._process is not None
+        servers._stop(self._process)
+        leftovers.end(Leftovers(run_id=self._run_id, processes={}), grace_s=0)
+
+    def hang(self) -> None:
+        """Stop it in its tracks: connections stay open, and nothing answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `hang`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill_model(self, model: str) -> None:
         """kill -9 of a model's processes alone."""
