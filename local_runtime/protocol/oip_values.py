@@ -104,7 +104,10 @@ def to_json(name: str, array: Array) -> "Array | list[str]":
     if datatype not in _ELEMENT_TYPES:
         raise no_json_form(name, datatype)
     flat = array.ravel()
-    return flat.astype(np.float64) if datatype == "FP32" else flat  # all its digits, as Triton writes it
+    if datatype != "FP32":
+        return flat
+    with np.errstate(invalid="ignore"):  # a NaN of the signalling kind is a NaN: nothing to warn of
+        return flat.astype(np.float64)  # all its digits, as Triton writes it
 
 
 def no_json_form(name: str, datatype: str) -> InferenceError:

@@ -12,7 +12,7 @@ from local_runtime.protocol.json_text import MAX_CONTAINERS, MAX_NAMES, MAX_VALU
 from local_runtime.protocol.oip_generate import decode_generate, encode_generate
 from local_runtime.protocol.oip_json import decode_infer, decode_raw, encode_infer
 from local_runtime.protocol.oip_tensors import from_bytes, to_bytes
-from local_runtime.protocol.oip_values import bytes_from_json, from_json
+from local_runtime.protocol.oip_values import bytes_from_json, from_json, to_json
 
 TYPES = {
     "BOOL": [True, False],
@@ -515,3 +515,9 @@ def test_a_long_path_is_read_and_not_remembered():
     assert known_route(long) == known_route(long) == Route(call="metadata", model="m" * http_routes.MAX_REMEMBERED)
     assert known_route(b"/v2") == Route(call="server")
     assert http_routes._known.cache_info().currsize == 1
+
+
+def test_a_signalling_nan_is_written_as_any_other():
+    """Without a warning, which is an error here."""
+    array = np.frombuffer(b"\x01\x00\x80\x7f", np.float32)
+    assert math.isnan(to_json("A", array)[0])
