@@ -62,9 +62,11 @@ async def add(photos_added: Annotated[list[UploadFile], File(alias="photos")]) -
     """Put photos into the index."""
     global vectors  # noqa: PLW0603 - the whole database of this example
     for photo in photos_added:
-        vectors = np.vstack([vectors, await embedded(photo)])
+        vector = await embedded(photo)
         await photo.seek(0)
         data = base64.b64encode(await photo.read()).decode()
+        # Both at once, nothing is waited for between them: other requests add and search meanwhile.
+        vectors = np.vstack([vectors, vector])
         photos.append((escape(photo.filename or "photo"), escape(f"data:{photo.content_type};base64,{data}")))
     return page()
 
@@ -72,7 +74,8 @@ async def add(photos_added: Annotated[list[UploadFile], File(alias="photos")]) -
 @app.post("/search", response_class=HTMLResponse)
 async def search(photo: UploadFile) -> str:
     """The three nearest, by the cosine of their vectors: a dot product, as all have unit length."""
-    alike = vectors @ await embedded(photo)
+    vector = await embedded(photo)
+    alike = vectors @ vector
     figure = "<figure><img src='%s' alt=''><figcaption>%s: %.2f</figcaption></figure>"
     nearest = [figure % (photos[i][1], photos[i][0], alike[i]) for i in np.argsort(-alike)[:3]]
     return page("<h2>Nearest</h2>" + "".join(nearest))

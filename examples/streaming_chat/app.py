@@ -12,11 +12,12 @@ from pathlib import Path
 
 import httpx
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
 PAGE_URL = os.environ.get("GATEWAY_PAGE_URL", "")  # where the page finds the gateway; empty: through this server
 PAGE = (Path(__file__).parent / "page.html").read_text()
+GONE = "the gateway cannot be reached"
 
 app = FastAPI()
 
@@ -32,19 +33,26 @@ async def token() -> dict:
     """A token for one visitor: chats alone, and twenty of them a minute. Your own log-in belongs before this line."""
     wish = {"tasks": ["general_llm"], "minutes": 10, "limits": [{"requests": 20, "per": "minute"}]}
     async with httpx.AsyncClient(base_url=URL, headers={"authorization": f"Bearer {KEY}"}) as gateway:
-        answer = await gateway.post("/v1/client-tokens", json=wish)
+        try:
+            answer = await gateway.post("/v1/client-tokens", json=wish)
+        except httpx.TransportError as error:
+            raise HTTPException(502, GONE) from error
     if answer.is_error:
         raise HTTPException(answer.status_code, answer.json()["detail"])
     return {"token": answer.json()["token"]}
 
 
 @app.post("/v1/chat/completions")
-async def passed_on(request: Request) -> StreamingResponse:
+async def passed_on(request: Request) -> Response:
     """The page's call, with the page's token; when the page leaves, so do we, and nothing more is generated."""
     client = httpx.AsyncClient(base_url=URL, timeout=60)  # for each piece; the gateway bounds the whole
     headers = {name: request.headers[name] for name in ("authorization", "content-type") if name in request.headers}
     sent = client.build_request("POST", request.url.path, content=await request.body(), headers=headers)
-    answer = await client.send(sent, stream=True)
+    try:
+        answer = await client.send(sent, stream=True)
+    except httpx.TransportError:
+        await client.aclose()
+        return JSONResponse({"error": {"message": GONE}}, 502)
 
     async def pieces():
         try:
@@ -54,4 +62,5 @@ async def passed_on(request: Request) -> StreamingResponse:
             await answer.aclose()
             await client.aclose()
 
-    return StreamingResponse(pieces(), status_code=answer.status_code, media_type=answer.headers["content-type"])
+    kept = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
+    return StreamingResponse(pieces(), status_code=answer.status_code, headers=kept)

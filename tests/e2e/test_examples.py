@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import doctest
 import inspect
 import os
@@ -12,13 +13,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import skimage
 from PIL import Image, ImageEnhance
 from playwright.async_api import expect
 
 from tests.kit.browser import chromium
 from tests.kit.serving import free_port
-from tests.kit.wait import until_async
+from tests.kit.wait import until, until_async
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PHOTOS = Path(skimage.__file__).parent / "data"
@@ -74,6 +76,11 @@ async def application(stack, folder: str) -> AsyncIterator[str]:
         await process.wait()
 
 
+def test_all_are_in_the_table():
+    listed = set(re.findall(r"^\| \[`([^`]+?)/?`\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
+    assert listed == {one.name for one in EXAMPLES.iterdir() if one.name not in ("README.md", "__pycache__")}
+
+
 async def test_curl(stack):
     check(EXAMPLES / "curl.sh", await said(stack, "sh", str(EXAMPLES / "curl.sh")))
 
@@ -112,6 +119,29 @@ async def test_a_job_is_stopped_and_started_again(stack, tmp_path):
     check(example, await said(stack, *words))
     texts.write_text(texts.read_text() + "one more\n")
     assert await said(stack, *words) == "201 texts, 201 vectors of 384 numbers in vectors.npy"
+    texts.write_text("another text\n")
+    assert "of other texts" in await said(stack, *words, status=1)
+
+
+async def test_a_job_that_is_killed_or_refused_goes_on_and_has_each_vector_once(stack, http, tmp_path):
+    example = EXAMPLES / "bulk_embedding" / "run.py"
+    lines = [f"killed text number {number}" for number in range(512)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines))
+    words = (sys.executable, str(example), str(tmp_path / "texts.txt"), str(tmp_path / "vectors.npy"))
+    async with stack.admin() as admin:  # fewer than a batch has requests, so that a part of each is refused
+        limits = [{"per": "second", "requests": 2, "burst": 5}]
+        made = await admin.post("/keys", json={"name": "bulk", "tenant": "bulk", "limits": limits})
+    limited = dataclasses.replace(stack, key=made.json()["key"])
+    process = await asyncio.create_subprocess_exec(*words, env=environ(limited))
+    await until((tmp_path / "vectors.npy").exists, timeout_s=60)
+    process.kill()
+    await process.wait()
+    assert 0 < len(np.load(tmp_path / "vectors.npy")) < len(lines)
+    assert await said(limited, *words) == "512 texts, 512 vectors of 384 numbers in vectors.npy"
+    some = [0, 127, 128, 511]
+    wanted = await http.post("/v1/tasks/text-embedding", json={"input": {"text": [lines[at] for at in some]}})
+    wanted = np.array(wanted.json()["output"]["embeddings"])
+    assert np.allclose(np.load(tmp_path / "vectors.npy")[some], wanted, atol=1e-3)
 
 
 async def test_a_photo_finds_those_like_it(stack, tmp_path):
@@ -135,6 +165,62 @@ async def test_a_photo_finds_those_like_it(stack, tmp_path):
             ).text
     assert (refused.status_code, "image" in refused.json()["detail"]) == (422, True)
     assert "<b>" not in page_of_it
+
+
+async def test_photos_that_are_added_at_once_are_all_found(stack, tmp_path):
+    photos = {f"{turn}.png": tmp_path / f"{turn}.png" for turn in range(0, 360, 60)}
+    with Image.open(PHOTOS / "astronaut.png") as astronaut:
+        for number, file in enumerate(photos.values()):
+            astronaut.crop((number * 40, number * 20, 300 + number * 40, 200 + number * 40)).save(file)
+
+    async with application(stack, "image_search") as url, httpx.AsyncClient(base_url=url, trust_env=False) as web:
+
+        async def send(path: str, field: str, name: str) -> str:
+            return (
+                await web.post(path, files={field: (name, photos[name].read_bytes(), "image/png")}, timeout=60)
+            ).text
+
+        await asyncio.gather(*(send("/photos", "photos", name) for name in photos))
+        for name in photos:
+            assert f"<figcaption>{name}: 1.00" in await send("/search", "photo", name)
+
+
+async def test_a_chat_is_stopped_by_its_button(stack):
+    async with application(stack, "streaming_chat") as url, chromium() as browser:
+        page = await browser.new_page()
+        await page.goto(url)
+        await page.evaluate(
+            "new MutationObserver(() => { if (document.querySelector('.answer')?.textContent) $('stop').click(); })"
+            ".observe(document.body, {childList: true, subtree: true, characterData: true})"
+        )
+        await page.get_by_label("Message").fill("Tell me a long story about the sea.")
+        async with page.expect_event("requestfailed") as left:  # the browser's own word that the call was given up
+            await page.get_by_role("button", name="Send").click()
+        assert (await left.value).url.endswith("/v1/chat/completions")
+        await expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        await expect(page.locator(".answer")).not_to_be_empty()
+        await expect(page.locator(".error")).to_have_count(0)
+
+
+async def test_a_chat_says_what_went_wrong(stack):
+    """A limit, with the time to come back, and a gateway that is not there."""
+    key = await stack.limited_key(1)
+    gone = dataclasses.replace(stack, data_url=f"http://127.0.0.1:{free_port()}")
+    chat = {"model": "general_llm", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}
+    async with application(stack, "streaming_chat") as url, chromium() as browser:
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as web:
+            assert (await web.post(f"{url}/v1/chat/completions", json=chat)).status_code == 200
+        page = await browser.new_page()
+        await page.route("**/token", lambda route: route.fulfill(json={"token": key}))  # one that is used up
+        await page.goto(url)
+        await page.get_by_label("Message").fill("hello")
+        await page.get_by_role("button", name="Send").click()
+        await expect(page.locator(".error")).to_have_text(re.compile(r".+ \(come back in \d+ s\)"))
+    async with application(gone, "streaming_chat") as url, httpx.AsyncClient(trust_env=False) as web:
+        answer = await web.post(f"{url}/v1/chat/completions", json=chat)
+        token = await web.post(f"{url}/token")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (502, "the gateway cannot be reached")
+    assert (token.status_code, token.json()["detail"]) == (502, "the gateway cannot be reached")
 
 
 async def test_a_page_streams_a_chat_without_a_key(stack):
