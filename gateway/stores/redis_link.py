@@ -6,6 +6,7 @@ answer asks by the library, which tries again, and knows what an error means.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import hiredis
@@ -68,6 +69,11 @@ class Link:
             self._socket.close()
             self._socket = None
 
+    def _forget(self, socket: "_Socket") -> None:
+        """It has ended, maybe between two calls: the next one shall not find it."""
+        if self._socket is socket:
+            self._socket = None
+
     async def _connect(self) -> None:
         pool: Any = self._client.connection_pool
         connection = pool.make_connection()
@@ -76,7 +82,7 @@ class Link:
                 await connection.connect()
             if _has_broken(connection):
                 raise RedisConnectionError("the connection broke as soon as it was made")
-            self._socket = _Socket(connection)
+            self._socket = _Socket(connection, self._forget)
         except UNREACHABLE:
             self._not_before_s = asyncio.get_running_loop().time() + PAUSE_S
         finally:
@@ -92,14 +98,15 @@ def _has_broken(connection: Any) -> bool:
 
 
 class _Socket(asyncio.Protocol):
-    """A connection of the library's, taken over."""
+    """A connection of the library's, taken over. `ended` is told of its end, whoever brought it about."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, ended: Callable[["_Socket"], None]) -> None:
         self._writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001 - kept: its end would close the socket
         connection._reader = connection._writer = None  # noqa: SLF001 - it is the library's no more
         self._transport = self._writer.transport
         self._parser = hiredis.Reader(notEnoughData=_NOT_WHOLE)
         self._reply: asyncio.Future[Any] | None = None
+        self._ended = ended
         self.is_over = False
         self._transport.set_protocol(self)
 
@@ -145,6 +152,7 @@ class _Socket(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Redis hung up, or we did."""
         self.is_over = True
+        self._ended(self)
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(RedisConnectionError(f"the connection broke: {error}"))
 

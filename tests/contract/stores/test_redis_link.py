@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from gateway.stores import redis_link
 from gateway.stores.redis_cluster import ClusterClient
@@ -165,3 +166,21 @@ async def test_a_cluster_has_none():
     link.open()
     assert link._opening is None
     await client.aclose()
+
+
+@pytest.mark.parametrize("make_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_a_connection_that_ends_between_two_calls_is_not_used(redis_server, make_loop):
+    async def ended() -> None:
+        client = connect(redis_server.url)
+        link = Link(client)
+        await opened(link)
+        socket = link._socket
+        await client.client_kill_filter(_type="normal", skipme=True)
+        await until(lambda: socket.is_over)
+        assert await link.call("PING", timeout_s=BOUND_S) is None
+        await opened(link)
+        await link.close()
+        await client.aclose()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(ended())
