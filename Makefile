@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers chaos image docs audit release clean
+.PHONY: help setup up down test test-unit test-vllm check fix bench bench-quick bench-peers chaos image docs audit release clean fuzz
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ endif
 
 test-unit: setup  ## the unit tests alone
 	@$(PY) -m pytest tests/unit -n 2 -q $(ARGS)
+
+fuzz: setup  ## hostile input against every parser and both planes (docs/hostile-input.md); ARGS="--examples 500 --seed 7"
+	@$(PY) -m tests.fuzz $(ARGS)
 
 test-vllm: setup  ## the LLM plane against a real vLLM on the CPU; makes its environment (4 GB) when it is missing
 	@$(PY) -m tests.vllm.environment

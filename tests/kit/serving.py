@@ -16,6 +16,7 @@ from gateway.http.server import bind
 
 KEY = "gw-test-serving"
 ADMIN_TOKEN = "gw-test-admin-of-more-than-32-characters"  # noqa: S105 - made up here; no failures lock it out
+READY_WITHIN_S = 30
 RULE = {"name": "chat", "split": [{"backend": "llm", "model": "m"}]}
 
 
@@ -90,11 +91,12 @@ async def start(path: Path, *options: str, command: str = "serve") -> tuple[asyn
 @contextlib.asynccontextmanager
 async def serving(folder: Path, upstream: str, *options: str, **sections: Any) -> AsyncIterator[Serving]:
     """A data plane that is ready; ended with the block."""
+    ready_within_s = sections.pop("ready_within_s", READY_WITHIN_S)
     path, port, ops_port = config(folder, upstream, **sections)
     process, log = await start(path, *options)
     running = Serving(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ops_port}", log, path)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(ready_within_s):
             while await running.is_ready() != 200:
                 assert process.returncode is None, log.read_text()
                 await asyncio.sleep(0.05)
