@@ -2,6 +2,7 @@
 
 import random
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,11 +35,12 @@ class Sort:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One request: when it was due, how long it took, and what came of it."""
+    """One request: when it was due, how long it took from then, what came of it, and how late it was begun."""
 
     due_s: float
     took_s: float
     code: str
+    late_s: float = 0.0
 
 
 class _Told:
@@ -48,14 +50,15 @@ class _Told:
         self._pool = pool
         self._requests = requests
         self._next = 0
-        self.ended: list[tuple[float, float, str]] = []
+        self.ended: list[tuple[float, float, str, float]] = []
 
     async def send(self, due: float, /) -> Outcome:
         """One exchange."""
         self._next += 1
+        late_s = time.monotonic() - due
         answer = await self._pool.exchange(self._requests[self._next % len(self._requests)])
         outcome = Outcome(ended_at=answer.ended_at) if answer.status == 200 and not answer.trouble else failed(answer)
-        self.ended.append((due, answer.ended_at - due, outcome.code))
+        self.ended.append((due, answer.ended_at - due, outcome.code, late_s))
         return outcome
 
 
@@ -72,9 +75,9 @@ async def offer(
     whole_s = sum(seconds for _, seconds in STEPS)
     await runner.run(targets, classes, duration_s=whole_s, grace_s=GRACE_S)
     await pool.close()
-    first = min(due for target in targets for due, _, _ in target.ended)
+    first = min(due for target in targets for due, *_ in target.ended)
     return {
-        name: [Ended(due - first, took, code) for due, took, code in target.ended]
+        name: [Ended(due - first, *others) for due, *others in target.ended]
         for name, target in zip(sorts, targets, strict=True)
     }
 
@@ -111,6 +114,13 @@ def figures(found: Mapping[str, Sequence[Ended]], capacity: float) -> dict[str, 
     every = [one for sort in found.values() for one in sort]
     told["neither answered nor refused"] = sum(one.code != OK and one.code not in REFUSED for one in every) / len(every)
     return told
+
+
+def sent_late_ms(found: Mapping[str, Sequence[Ended]]) -> float:
+    """How late the burst's requests were begun: the median."""
+    over_s = sum(seconds for _, seconds in STEPS[:-1])
+    late = [one.late_s for sort in found.values() for one in sort if over_s - STEPS[-2][1] <= one.due_s < over_s]
+    return statistics.median(late) * 1000 if late else 0.0
 
 
 def _is_good(one: Ended, begin: float, end: float) -> bool:
