@@ -148,38 +148,107 @@ def _sentence(section: Schema) -> str:
 
 def api() -> str:
     """Every call of both planes."""
-    data, control = data_plane(), control_plane()
     return "\n".join(
         [
-            *("## Data plane", "", *_calls(data, lambda _, path: "no key" if "/health" in path else "a key")),
-            *("", "## Control plane", "", *_calls(control, _least_role)),
+            *_plane("Data plane", data_plane(), lambda _, path: "no key" if "/health" in path else "a key"),
+            *("", *_plane("Control plane", control_plane(), _least_role)),
         ]
     )
+
+
+def _plane(title: str, document: Schema, needs: Callable[[str, str], str]) -> Iterator[str]:
+    calls = list(_each_call(document))
+    yield from (f"## {title}", "", *_calls(document, needs))
+    headers = {one["name"]: one for _, _, call in calls for one in call.get("parameters", ()) if one["in"] == "header"}
+    yield from (f"### Headers of the {title.lower()}", "", "| header | is | |", "|---|---|---|")
+    for name, one in headers.items():
+        yield row(f"`{name}`", _kind(one["schema"], document), one.get("description", ""))
+    yield from ("", f"### Errors of the {title.lower()}", "", "| status | codes |", "|---|---|")
+    told = {status: answer["description"] for _, _, call in calls for status, answer in _refusals(call)}
+    for status, codes in sorted(told.items()):
+        yield row(status, ", ".join(f"[`{code}`](errors.md)" for code in codes.split(", ")))
+    for name, schema in document["components"]["schemas"].items():
+        if schema.get("properties"):
+            about = _sentence(schema)
+            yield from ("", f"### {name} ({title.lower()})", "", *((about, "") if about else ()))
+            yield from _field_table(schema, document)
+
+
+def _refusals(call: Schema) -> Iterator[tuple[str, Schema]]:
+    """The answers of a call that are errors with a code: each tells its codes as its description."""
+    for status, answer in call["responses"].items():
+        if status >= "400" and status.isdigit() and " " not in answer["description"].replace(", ", ""):
+            yield status, answer
+
+
+def _field_table(schema: Schema, document: Schema) -> Iterator[str]:
+    required = schema.get("required", ())
+    yield from ("| field | is | |", "|---|---|---|")
+    for name, field in schema["properties"].items():
+        default = _default(field)
+        ends = "" if name in required else f" (default: {default})" if default else " (may be left out)"
+        yield row(f"`{name}`", f"{_kind(field, document)}{ends}", field.get("description", ""))
+
+
+def _kind(field: Schema, document: Schema) -> str:
+    """The type of a field, objects by the name of their table."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        found = document["components"]["schemas"][name]
+        return f"{name}" if found.get("properties") else _kind(found, document)
+    if options := field.get("anyOf", field.get("oneOf")):
+        return " or ".join(dict.fromkeys(_kind(one, document) for one in options))
+    if choices := field.get("enum", [field["const"]] if "const" in field else []):
+        return ", ".join(f"`{one}`" for one in choices)
+    if "array" in field.get("type", ""):
+        many = f"list of: {_kind(field['items'], document)}" if field.get("items") else "list"
+        return f"{many} or null" if "null" in field["type"] else many
+    return _one_kind(field, document)
+
+
+def _one_kind(field: Schema, document: Schema) -> str:
+    kind = field.get("type", "anything")
+    if kind == "object" and isinstance(values := field.get("additionalProperties"), dict) and values:
+        return f"by name: {_kind(values, document)}"
+    if kind in ("object", "anything", "null"):
+        return str(kind)
+    return f"{_plain(field)}{_length(field)}"
+
+
+def _length(field: Schema) -> str:
+    return f" of at most {field['maxLength']} characters" if "maxLength" in field else ""
 
 
 def _least_role(method: str, path: str) -> str:
     return "nothing" if "/health" in path else f"the role {needed(method, path)}"
 
 
-def _calls(document: Schema, needs: Callable[[str, str], str]) -> Iterator[str]:
+def _each_call(document: Schema) -> Iterator[tuple[str, str, Schema]]:
+    """Path, method and call, a path's own parameters among the call's."""
     for path, item in document["paths"].items():
         for method, call in item.items():
-            if method == "parameters":
-                continue
-            yield f"### `{method.upper()} {path}`"
-            yield ""
-            yield f"{_words(call)} Needs {needs(method.upper(), path)}."
-            yield ""
-            parameters = [
-                _resolved(one, document) for one in (*item.get("parameters", ()), *call.get("parameters", ()))
-            ]
-            for kind, words in (("header", "headers"), ("query", "in the query")):
-                if names := [f"`{one['name']}`" for one in parameters if one["in"] == kind]:
-                    yield f"- {words} {', '.join(names)}"
-            if body := call.get("requestBody"):
-                yield "- takes " + ", ".join(_content(body["content"], document))
-            yield f"- gives {'; '.join(_answers(call['responses'], document))}"
-            yield ""
+            if method != "parameters":
+                both = [_resolved(one, document) for one in (*item.get("parameters", ()), *call.get("parameters", ()))]
+                yield path, method.upper(), {**call, "parameters": both}
+
+
+def _calls(document: Schema, needs: Callable[[str, str], str]) -> Iterator[str]:
+    for path, method, call in _each_call(document):
+        yield from (f"### `{method} {path}`", "", f"{_words(call)} Needs {needs(method, path)}.", "")
+        parameters = call["parameters"]
+        if names := [f"`{one['name']}`" for one in parameters if one["in"] == "header"]:
+            yield f"- headers {', '.join(names)}"
+        for one in parameters:
+            if one["in"] in ("query", "path") and (one["in"] == "query" or one.get("description")):
+                words = f"- `{one['name']}` in the {one['in']}: {_kind(one['schema'], document)}"
+                default = _default(one["schema"])
+                about = one.get("description", "")
+                needed_or_default = " (needed)" if one.get("required") else f" (default: {default})" if default else ""
+                yield words + needed_or_default + (f"; {about}" if about else "")
+        if body := call.get("requestBody"):
+            yield "- takes " + ", ".join(_content(body["content"], document))
+        yield f"- gives {'; '.join(_answers(call['responses'], document))}"
+        yield ""
 
 
 def _words(call: Schema) -> str:
@@ -202,6 +271,8 @@ def _content(content: Schema, document: Schema) -> Iterator[str]:
 
 
 def _fields(schema: Schema, document: Schema) -> list[str]:
+    if "$ref" in schema and _resolved(schema, document).get("properties"):
+        return [schema["$ref"].rpartition("/")[2]]
     found = _resolved(schema, document)
     required = found.get("required", ())
     return [f"`{name}`" + ("" if name in required else "?") for name in found.get("properties", {})]
