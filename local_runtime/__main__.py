@@ -123,9 +123,16 @@ def command_line() -> argparse.ArgumentParser:
         action="store_true",
         help="also stop when standard input ends: the program that started this one is gone",
     )
-    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    levels = ("debug", "info", "warning", "error")
+    serve.add_argument(
+        "--log-level", choices=levels, default="info", help="the least that is logged (default: %(default)s)"
+    )
     bench.add_parser(commands)
-    check = commands.add_parser("check", help="print as JSON what Triton and this runtime would make of a repository")
+    check = commands.add_parser(
+        "check",
+        help="print as JSON what Triton and this runtime would make of a repository",
+        epilog="example: python -m local_runtime check triton_models",
+    )
     check.add_argument("repository", type=Path, metavar="FOLDER", help="folder of Triton models; none is loaded")
     return parser
 

@@ -1,5 +1,6 @@
 """`docs/triton-mapping.md` against the parser: every field of a `config.pbtxt` has a row, and the row is true."""
 
+import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +9,16 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2
 
+from local_runtime.__main__ import command_line
 from local_runtime.errors import ModelLoadError
+from local_runtime.protocol.metrics import render
 from local_runtime.repository import parsing
+from local_runtime.scheduling.stats import StatsRecorder
 
 PAGE = (Path(__file__).parents[3] / "docs" / "triton-mapping.md").read_text()
 TABLE = PAGE.partition("## `config.pbtxt`")[2].partition("\n## ")[0]
+FLAGS = PAGE.partition("## Flags of `tritonserver`")[2].partition("\n## ")[0]
+METRICS = PAGE.partition("## Metrics")[2]
 ROWS = re.findall(r"^\| (`[^|]+) \| (honoured|refused)", TABLE, re.MULTILINE)
 WORD = {name.split(".")[-1]: verdict for names, verdict in ROWS for name in re.findall(r"`([a-z_.]+)`", names)}
 PARTS = {  # of a message whose own row speaks for all that is in it
@@ -101,3 +107,20 @@ def test_a_field_has_a_row_that_is_true(way: tuple[Any, ...]):
 
 def test_no_row_names_a_field_that_there_is_not():
     assert {field.name for way in WAYS for field in way} >= WORD.keys()
+
+
+def test_every_option_of_serve_has_a_row_and_no_other():
+    [choices] = [one for one in command_line()._actions if isinstance(one, argparse._SubParsersAction)]
+    options = [one.option_strings for one in choices.choices["serve"]._actions if one.dest != "help"]
+    rows = re.findall(r"^\|[^|]*\|([^|]*)\|[^|]*\|$", FLAGS, re.MULTILINE)
+    told = set(re.findall(r"--[a-z-]+", " ".join(rows[2:])))
+    assert [names for names in options if not told & set(names)] == []
+    assert told <= {name for names in options for name in names}
+
+
+def test_every_metric_of_the_runtime_has_a_row():
+    made = set(
+        re.findall(r"^# TYPE (\w+)", render([StatsRecorder(name="m", version="1").snapshot()], []), re.MULTILINE)
+    )
+    assert made
+    assert made == set(re.findall(r"`(nv_[a-z_]+)`", METRICS))

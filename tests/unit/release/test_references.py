@@ -1,11 +1,12 @@
 """The reference pages are what the code says now, and the code says something of everything."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from gateway.settings import Settings
-from release.references import PAGES, all_commands, examples_of, renewed, told
+from release.references import PAGES, all_commands, examples_of, renewed, runtime_commands, told
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -36,3 +37,10 @@ def test_every_command_says_what_it_does_and_shows_how(words: str, command: obje
     assert any(words in example for example in examples_of(command))
     options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
     assert [one.opts for one in options if one.name != "help" and not one.help] == []
+
+
+@pytest.mark.parametrize(("name", "command"), runtime_commands())
+def test_every_option_of_the_local_runtime_says_what_it_is_for(name: str, command: argparse.ArgumentParser):
+    silent = [one.dest for one in command._actions if not one.help]
+    assert silent == []
+    assert f"python -m local_runtime {name}" in (command.epilog or "")
