@@ -215,6 +215,31 @@ async def test_an_unknown_model_is_a_404(plane):
     is_problem(await plane.http.post("/models/nobody/deploy", json={"version": "2"}), 404, "model_not_found")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["..%2f..%2fetc", "%2e%2e%2fx", "%2fabs", "a%2f..%2f..%2fb", "con%00fig", "m%2f..%2fm", "x" * 5000],
+    ids=lambda name: name[:20],
+)
+async def test_a_name_that_leads_elsewhere_is_an_unknown_model(plane, name):  # SC-05
+    for method, verb in (
+        ("GET", ""),
+        ("POST", "/load"),
+        ("POST", "/unload"),
+        ("POST", "/deploy"),
+        ("POST", "/rollback"),
+    ):
+        url = plane.http.base_url.copy_with(raw_path=f"/models/{name}{verb}".encode())
+        answer = await plane.http.request(method, url, json={"version": "2"} if verb == "/deploy" else None)
+        assert answer.status_code == 404, (verb, answer.text)
+    assert [(server.loads, server.ready) for server in plane.server.servers.values()] == [([], {"1"})] * 2
+
+
+@pytest.mark.parametrize("version", ["../2", "..", "/2", "2/../1", "2\0"])
+async def test_a_version_that_leads_elsewhere_is_none(plane, version):  # SC-05
+    is_problem(await plane.http.post("/models/m/deploy", json={"version": version}), 422, "invalid_input")
+    assert [(server.loads, server.ready) for server in plane.server.servers.values()] == [([], {"1"})] * 2
+
+
 async def test_backends_are_probed_server_by_server(plane):
     plane.server.servers["b"].down = "connection refused"
     triton, local = (await plane.http.get("/backends")).json()["items"]

@@ -23,7 +23,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
 
 
-async def test_a_stop_finishes_what_is_in_flight_and_takes_nothing_new(tmp_path):
+async def test_a_stop_finishes_what_is_in_flight_and_takes_nothing_new(tmp_path):  # DB-14
     slow = [Pause(1.0), *json_reply(200, completion("late"))]
     async with Upstream(json_reply(200, {"data": []}), slow) as up, serving(tmp_path, up.base_url) as gateway:
         asking = asyncio.create_task(gateway.ask())
@@ -39,7 +39,7 @@ async def test_a_stop_finishes_what_is_in_flight_and_takes_nothing_new(tmp_path)
     assert "Traceback" not in gateway.log.read_text()
 
 
-async def test_a_stream_that_outlasts_the_drain_time_is_told_so(tmp_path):
+async def test_a_stream_that_outlasts_the_drain_time_is_told_so(tmp_path):  # DB-14
     script = [sse_head(), event(delta("one")), HOLD]
     server = {"drain_timeout_s": 1}
     async with (

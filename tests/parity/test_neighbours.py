@@ -1,6 +1,6 @@
 """Callers who share a model behind the gateway: each gets its own answer, whatever the others send or do.
 
-The batching is real Triton's; cases DB-01 to DB-14 and TN-11 of the public fault cases.
+The batching is real Triton's or the local runtime's; cases DB-01 to DB-14 and TN-11 of the public fault cases.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.grpc
 
-from tests.kit.servers import Server
+from tests.kit.servers import TARGETS, Server, gateway_to
 
 # X's sum by row, and for each row of which execution it was, with how many rows, how wide. By the first value of X:
 # 444 sleeps, 555 answers with a row too few, 556 without rows, 666 fails, 777 answers with what is no text, and 888
@@ -63,16 +63,24 @@ dynamic_batching { %s }
 BATCHED = ("n_batched", 8, "max_queue_delay_microseconds: 50000")
 NARROW = ("n_narrow", 1, "default_queue_policy { max_queue_size: 2 }")
 SLOW = ("n_slow", 1, "")
+# Triton hands on an answer of the wrong shape, which the gateway refuses; the local runtime refuses it itself.
+BROKEN = {"triton": (502, "the backend's answer is broken"), "local": (500, "model 'n_batched' returned ")}
 
 
-@pytest.fixture(scope="module")
-def gateway(serving: Callable[[str], Server]) -> Iterator[Server]:
-    triton = serving("triton")
-    with tritonclient.grpc.InferenceServerClient(triton.grpc) as asked:
+@pytest.fixture(scope="module", params=TARGETS)
+def gateway(
+    request: pytest.FixtureRequest, serving: Callable[[str], Server], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    behind = serving(request.param)
+    with tritonclient.grpc.InferenceServerClient(behind.grpc) as asked:
         for model in (BATCHED, NARROW, SLOW):
-            triton.add_model(model[0], config=CONFIG % model, model=PROBE)
+            behind.add_model(model[0], config=CONFIG % model, model=PROBE)
             asked.load_model(model[0])
-        yield serving("gateway")
+        if request.param == "triton":
+            yield serving("gateway")
+        else:
+            with gateway_to(behind, tmp_path_factory.mktemp("neighbours")) as before:
+                yield before
         for name, *_ in (BATCHED, NARROW, SLOW):
             asked.unload_model(name)
 
@@ -98,6 +106,11 @@ def told(reply: httpx.Response) -> dict[str, Any]:
     return {output["name"]: output["data"] for output in reply.json()["outputs"]}
 
 
+async def executions(http: httpx.AsyncClient) -> int:
+    """How often the server has run the batching model."""
+    return (await http.get("/v2/models/n_batched/stats")).json()["model_stats"][0]["execution_count"]
+
+
 async def test_requests_of_many_shapes_get_their_own_sums_in_batches_of_one_shape(http: httpx.AsyncClient):
     """DB-01, DB-03."""
     requests = [[[i + row / 4.0] * (3, 5, 16)[i // 15] for row in range(1 + i % 5)] for i in range(45)]
@@ -114,17 +127,21 @@ async def test_requests_of_many_shapes_get_their_own_sums_in_batches_of_one_shap
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "text"),
+    ("kind", "expected"),
     [
-        (666, 500, "poison"),
-        (777, 400, "'TEXT' holds bytes that are not UTF-8"),
-        (555, 502, "the backend's answer is broken"),
-        (556, 502, "the backend's answer is broken"),
-        (888, 500, "no: ééé"),
+        (666, (500, "poison")),
+        (777, (400, "'TEXT' holds bytes that are not UTF-8")),
+        (555, BROKEN),
+        (556, BROKEN),
+        (888, (500, "no: ééé")),
     ],
+    ids=["poison", "no text", "a row too few", "no rows", "long error"],
 )
-async def test_one_that_fails_leaves_its_batch_alone(http: httpx.AsyncClient, kind: float, status: int, text: str):
+async def test_one_that_fails_leaves_its_batch_alone(
+    request: pytest.FixtureRequest, http: httpx.AsyncClient, kind: float, expected: Any
+):
     """DB-02, DB-12: eight at once, of which the fourth fails; and so often that a breaker would have opened."""
+    status, text = expected[request.node.callspec.params["gateway"]] if expected is BROKEN else expected
     for _ in range(6):
         requests = [[[kind if i == 3 else float(i), 1.0]] for i in range(8)]
         replies = await asyncio.gather(*(ask(http, rows) for rows in requests))
@@ -142,11 +159,16 @@ async def test_what_fits_no_input_never_reaches_the_batch(http: httpx.AsyncClien
         {"name": "X", "datatype": "FP32", "shape": [9, 1], "data": [1] * 9},
         {"name": "X" * 70_000, "datatype": "FP32", "shape": [1, 1], "data": [1]},
     ]
+    before = await executions(http)
+    bad = (http.post("/v2/models/n_batched/infer", json={"inputs": [tensor]}) for tensor in tensors * 10)
+    assert {reply.status_code for reply in await asyncio.gather(*bad)} == {400}
+    assert await executions(http) == before
     bad = (http.post("/v2/models/n_batched/infer", json={"inputs": [tensor]}) for tensor in tensors * 10)
     good = (ask(http, [[float(i), 0.5]]) for i in range(20))
     replies = await asyncio.gather(*bad, *good)
     assert {reply.status_code for reply in replies[:50]} == {400}
     assert [told(reply)["SUM"] for reply in replies[50:]] == [[i + 0.5] for i in range(20)]
+    assert await executions(http) > before
 
 
 async def test_an_empty_tensor_and_a_full_one_meet(http: httpx.AsyncClient):
@@ -170,12 +192,12 @@ async def test_a_full_queue_is_told_at_once_and_the_others_are_served(http: http
 
 async def test_callers_who_leave_take_nothing_from_those_who_stay(http: httpx.AsyncClient):
     """DB-05: half of them leave: while they wait, while they run, about when they are answered."""
-    calls = [asyncio.create_task(ask(http, [[float(i), 1.0]])) for i in range(100)]
+    calls = [asyncio.create_task(ask(http, [[float(i), 1.0]])) for i in range(200)]
     for i, call in enumerate(calls[::2]):
         await asyncio.sleep(0.002 * (i % 3))
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    assert [told(call.result())["SUM"] for call in calls[1::2]] == [[i + 1.0] for i in range(1, 100, 2)]
+    assert [told(call.result())["SUM"] for call in calls[1::2]] == [[i + 1.0] for i in range(1, 200, 2)]
     after = await asyncio.gather(*(ask(http, [[float(i), 2.0]]) for i in range(20)))
     assert [told(reply)["SUM"] for reply in after] == [[i + 2.0] for i in range(20)]
 

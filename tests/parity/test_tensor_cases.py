@@ -1,5 +1,6 @@
 """The public cases of tensors (TN-*) and of names that lead elsewhere (SC-05), whichever server is behind."""
 
+import base64
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 NAMES = (
     *("..%2f..%2fetc", "%2e%2e%2fx", "%2fabs", "a%2f..%2f..%2fb", "con%00fig", "..%5c..%5cetc", "%2e%2e", "c" * 5000),
     *("..%2fc_same", "c_same%2f1", "c_same%2f..%2fc_same"),  # which exist, looked at from elsewhere
+    *("%2e%2e/x", "/abs", "a/../../b", "../../../etc/passwd"),
 )
 
 
@@ -112,6 +114,21 @@ def test_shapes_that_no_tensor_has(http: httpx.Client, shape: list[int], data: l
     works(http)
 
 
+@pytest.mark.parametrize("shape", [[2], [0], [1, 1], []], ids=str)
+def test_a_fixed_dimension_that_is_another(http: httpx.Client, shape: list[int]):
+    """TN-02: refused before the model, which is not run."""
+
+    def executed() -> int:
+        return http.get("/v2/models/c_needs/stats").json()["model_stats"][0]["execution_count"]
+
+    before = executed()
+    data = [1.0] * int(np.prod(shape))
+    body = {"inputs": [{"name": "X", "datatype": "FP32", "shape": shape, "data": data}]}
+    reply = http.post("/v2/models/c_needs/infer", json=body)
+    assert (reply.status_code, "'X'" in reply.json()["error"]) == (400, True), reply.content
+    assert executed() == before
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -128,6 +145,16 @@ def test_members_of_another_type(http: httpx.Client, change: dict[str, Any], nam
     """TN-04."""
     reply = http.post(INFER, json=tensor("FP32", [1, 1], [1], change))
     assert (reply.status_code, named in reply.json()["error"]) == (400, True), reply.content
+    works(http)
+
+
+@pytest.mark.parametrize("member", ["name", "datatype", "shape", "data"])
+def test_members_that_are_not_there(http: httpx.Client, member: str):
+    """TN-04."""
+    body = tensor("FP32", [1, 1], [1])
+    del body["inputs"][0][member]
+    reply = http.post(INFER, json=body)
+    assert (reply.status_code, (member if member == "name" else "IN_FP32") in reply.json()["error"]) == (400, True)
     works(http)
 
 
@@ -206,8 +233,9 @@ def test_names_that_lead_elsewhere_lead_nowhere(http: httpx.Client, server: Serv
         full = (
             f"/v2/models/{name}{path}" if path.startswith("/") or not path else f"/v2/repository/models/{name}/{path}"
         )
-        url = http.base_url.copy_with(raw_path=full.encode())
-        reply = http.request(method, url, json={"inputs": []} if method == "POST" else None)
+        as_it_stands = {"target": full.encode()}  # a URL would have its dots taken out by the client
+        json_body = {"inputs": []} if method == "POST" else None
+        reply = http.request(method, "/", json=json_body, extensions=as_it_stands)
         assert reply.status_code == 404, (full[:60], reply.content)
         told = reply.json()["error"]
         assert told.startswith(UNKNOWN)
@@ -228,10 +256,7 @@ def test_files_of_a_load_stay_in_the_models_folder(http: httpx.Client, server: S
 
 
 def test_a_configuration_that_points_outside_is_no_model(http: httpx.Client, server: Server):
-    """SC-05: another's name, a step elsewhere, a version that is a link out of the repository."""
-    outside = server.repository.parent / "outside"
-    outside.mkdir(exist_ok=True)
-    (outside / "model.py").write_text(IDENTITY[1])
+    """SC-05: another's name, a step elsewhere."""
     step = (
         'model_name: "../../etc" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" }'
     )
@@ -243,6 +268,30 @@ def test_a_configuration_that_points_outside_is_no_model(http: httpx.Client, ser
         server.add_model(name, config=config, model=IDENTITY[1])
         reply = http.post(f"/v2/repository/models/{name}/load")
         assert reply.status_code in (400, 500), reply.content  # the server's own status: 500 where it cannot read it
-        assert str(outside.parent) not in reply.text
+        assert str(server.repository.parent) not in reply.text
         assert http.get(f"/v2/models/{name}/ready").status_code == 503
     works(http)
+
+
+def test_a_link_that_the_operator_made_is_followed_and_never_written_through(
+    http: httpx.Client, server: Server, tmp_path: Path
+):
+    """SC-05: a version that is a link out of the repository; the files of a load go elsewhere than where it leads."""
+    (tmp_path / "model.py").write_text(IDENTITY[1])
+    config = IDENTITY[0].replace('"identity"', '"c_linked"')
+    folder = server.add_model("c_linked", config=config, model=IDENTITY[1])
+    (folder / "1" / "model.py").unlink()
+    (folder / "1").rmdir()
+    (folder / "1").symlink_to(tmp_path)
+    assert http.post("/v2/repository/models/c_linked/load").status_code == 200
+    reply = http.post("/v2/models/c_linked/infer", json=tensor("FP32", [1, 1], [5]))
+    assert reply.json()["outputs"][0]["data"] == [5]
+    told = [http.get(f"/v2/models/c_linked{path}").text for path in ("", "/config", "/stats")]
+    assert not any(str(tmp_path) in text for text in told)
+    sent = base64.b64encode(f"{IDENTITY[1]}\n# sent".encode()).decode()
+    parameters = {"config": http.get("/v2/models/c_linked/config").text, "file:1/model.py": sent}
+    loaded = http.post("/v2/repository/models/c_linked/load", json={"parameters": parameters})
+    assert loaded.status_code == 200, loaded.content
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["model.py"]
+    assert (tmp_path / "model.py").read_text() == IDENTITY[1]
+    assert http.post("/v2/repository/models/c_linked/unload").status_code == 200
