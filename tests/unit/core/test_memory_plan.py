@@ -134,7 +134,7 @@ MODELS = st.lists(
 ).map(lambda models: [replace(one, name=f"m{place}") for place, one in enumerate(models)])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(models=MODELS, gpu_gib=st.integers(8, 200))
 def test_every_suggestion_fits_and_says_what_it_changes(models: list[Model], gpu_gib: int):
     made = plan(models, gpu_bytes=gpu_gib * GIB)

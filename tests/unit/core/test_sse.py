@@ -139,7 +139,9 @@ def test_an_endless_event_is_stopped_before_its_end():
         parser.feed(b"x")
 
 
-OBJECT = st.text(st.characters(exclude_characters="\r\n"), max_size=20).map(lambda text: b"{%b}" % text.encode())
+OBJECT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20).map(
+    lambda text: b"{%b}" % text.encode()
+)
 
 
 @given(st.lists(OBJECT, min_size=1, max_size=5))

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from local_runtime.repository.model_config import DynamicBatching, QueuePolicy, TimeoutAction
@@ -315,7 +315,6 @@ def test_drain_names_what_waited():
 
 
 @given(rows=st.lists(st.integers(1, 8), min_size=1, max_size=30), max_batch=st.integers(8, 16))
-@settings(deadline=None)
 def test_without_delay_a_full_queue_is_cut_greedily(rows, max_batch):
     batcher = Batcher(**rules(max_batch=max_batch))
     for number, count in enumerate(rows):

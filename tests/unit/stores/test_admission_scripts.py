@@ -228,7 +228,7 @@ def client(redis_server: RedisServer, runner: asyncio.Runner) -> Iterator[Redis]
     runner.run(client.aclose())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(history=histories)
 def test_lua_equals_the_book_on_random_histories(client, runner, history):
     async def play() -> None:

@@ -102,7 +102,7 @@ def client(redis_server, runner):
     runner.run(client.aclose())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(history=histories)
 def test_lua_equals_python_on_random_histories(client, runner, history):
     store = RedisSequenceStore(client, f"history:{uuid.uuid4().hex}:", timeout_s=10)

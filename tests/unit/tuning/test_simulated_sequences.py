@@ -122,7 +122,7 @@ _worlds = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(world=_worlds, seed=st.integers(0, 5))
 def test_sequences_keep_their_order_and_their_replica(world: dict[str, Any], seed: int) -> None:
     found, seen = watched(world, seed)

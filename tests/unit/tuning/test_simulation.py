@@ -93,7 +93,7 @@ _worlds = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(world=_worlds, seed=st.integers(0, 5))
 def test_every_request_ends_once_and_in_time_and_the_seed_decides_all(world: dict[str, Any], seed: int) -> None:
     told: list[float] = []

@@ -113,7 +113,7 @@ def test_it_does_so_over_several_loads_as_well(seed):
     assert share_of_best(surface, cells, goal, seen) >= 0.95
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     p99_ms=st.sampled_from((0.0, 1.0, 20.0, 500.0)),
