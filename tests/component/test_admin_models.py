@@ -550,9 +550,20 @@ async def test_a_server_that_does_not_see_the_folder_is_named(plane):
 
 
 @pytest.mark.parametrize("source", ["servers", "workers"])
-async def test_a_version_that_fails_more_than_the_old_one_is_rolled_back(plane, redis_client, redis_prefix, source):
+async def test_a_version_that_fails_more_than_the_old_one_is_rolled_back(
+    plane, redis_client, redis_prefix, monkeypatch, source
+):
+    figures, asked = plane.server.figures, []
+
+    async def counted() -> Any:
+        asked.append(1)
+        return await figures()
+
+    monkeypatch.setattr(plane.server, "figures", counted)
     deploy = await plane.deploy(hold_s=60)
     await plane.weighs(deploy, 10)
+    before = len(asked)
+    await until(lambda: len(asked) > before + 1, timeout_s=10)  # what counts from here on has a beginning
     if source == "servers":
         plane.server.servers["b"].counts = {"1": (1000, 10), "2": (90, 10)}
     else:
