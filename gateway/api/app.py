@@ -16,12 +16,13 @@ from gateway.api.errors import ErrorForm, openai_error, problem
 from gateway.api.oip import paths as oip
 from gateway.api.oip.errors import oip_error
 from gateway.api.request_headers import Headers, headers_of
+from gateway.api.shedding import Shedding, behind
 from gateway.api.stream import StreamEndpoint
 from gateway.core.errors import MethodNotAllowed, NotFound
 from gateway.core.trace import ROUTE
 from gateway.http.application import Application
 from gateway.http.asgi import refuse_websocket
-from gateway.http.exchange import Exchange, Response
+from gateway.http.exchange import Exchange, Ready, Response
 
 # Model names hold slashes in the OpenAI world ("org/model"), hence `:path`.
 PATHS: Final[tuple[tuple[str, str, Handler, ErrorForm], ...]] = (
@@ -45,6 +46,9 @@ _OPENAI_PREFIXES: Final = tuple(
 )
 
 
+_OPEN_PATHS: Final = (b"/v1/tasks/", b"/v2/models/")  # that go on with a name
+
+
 class Answers(Protocol):
     """What answers the requests of a path and method."""
 
@@ -63,11 +67,14 @@ class App:
         *,
         protocol: Endpoint,
         body: BodyLimits,
+        shedding: Shedding,
     ) -> None:
         self._table = table
         self._sockets = sockets
         self._protocol = protocol
         self._body = body
+        self.overload = shedding
+        self._ready = _ready_refusals()
         paths = [*table, *sockets]
         self._fixed = frozenset(path for path in paths if "{" not in path)
         patterns = ((path, compile_path(path)) for path in paths if "{" in path)
@@ -87,6 +94,20 @@ class App:
         if not await drain(exchange, self._body):
             response.headers["connection"] = "close"  # or the rest would be read for ever
         exchange.reply(response)
+
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | None:
+        """429 for what the worker sheds, in the form of the path, before the key is looked at."""
+        if method != b"POST" or b"expect" in headers:
+            return None
+        ready = self._ready.get(url) or self._ready_at(url)
+        return ready if ready is not None and self.overload.turns_away(headers) else None
+
+    def _ready_at(self, url: bytes) -> Ready | None:
+        """Of a path that goes on with a name, or with a query."""
+        for path in _OPEN_PATHS:
+            if url.startswith(path):
+                return self._ready[path]
+        return self._ready.get(url.partition(b"?")[0])
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one WebSocket; see ASGI."""
@@ -157,8 +178,16 @@ def create_app(api: Api) -> Application:
     table["/v2/health/live"] = {"GET": Plain(oip.live)}
     table["/v2/health/ready"] = {"GET": Plain(lambda: oip.ready(is_ready=api.is_ready()))}
     sockets = {"/v1/tasks/{task}/stream": StreamEndpoint(api)}
-    app = App(table, sockets, protocol=Endpoint(oip.serve, api, oip_error), body=api.body)
+    protocol = Endpoint(oip.serve, api, oip_error)
+    app = App(table, sockets, protocol=protocol, body=api.body, shedding=api.shedding)
     return Cors(app, api.cors_origins) if api.cors_origins else app
+
+
+def _ready_refusals() -> Mapping[bytes, Ready]:
+    """What is shed, by its path, or by the beginning of one that goes on with a name."""
+    forms = {path.encode(): form for method, path, _, form in PATHS if method == "POST" and "{" not in path}
+    forms |= dict(zip(_OPEN_PATHS, (problem, oip_error), strict=True))
+    return {path: Ready(form(behind())) for path, form in forms.items()}
 
 
 def _ready(api: Api) -> Response:

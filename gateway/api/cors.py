@@ -4,13 +4,13 @@ There are no cookies and nothing else that a browser would send by itself, so cr
 has to hold a key or a client token, and sends it in a header.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.application import Application
-from gateway.http.exchange import Exchange, Headers, Response
+from gateway.http.exchange import Exchange, Headers, Ready, Response
 
 ANY: Final = "*"
 MAX_AGE_S: Final = 600  # how long a browser need not ask again; a change of the origins is in force after that
@@ -26,6 +26,7 @@ class Cors:
 
     def __init__(self, app: Application, origins: Collection[str]) -> None:
         self._app = app
+        self.overload = app.overload
         self._origins = frozenset(origins)
 
     async def serve(self, exchange: Exchange) -> None:
@@ -45,6 +46,10 @@ class Cors:
 
         exchange.dress = dress
         await self._app.serve(exchange)
+
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | None:
+        """A page's script is told by an answer that it may read, and not by this."""
+        return None if b"origin" in headers else self._app.turned_away(method, url, headers)
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it pass: browsers let pages open them anywhere, so their handshake judges the origin."""

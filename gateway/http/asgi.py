@@ -4,6 +4,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.application import NoOverload
 from gateway.http.exchange import Exchange, Headers, Response
 
 DRAINING: Final = "gateway.draining"  # in a WebSocket's scope, its `extensions`: an event, set when the server stops
@@ -12,6 +13,8 @@ _DISCONNECT: Final = {"type": "http.disconnect"}
 
 class Asgi:
     """An ASGI application as an `Application`; its life is begun and ended by whoever has it (no lifespan)."""
+
+    overload = NoOverload()
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,6 +44,9 @@ class Asgi:
                 exchange.end(message.get("body", b""))
 
         await self._app(exchange.scope, receive, send)
+
+    def turned_away(self, *_: object) -> None:
+        """Nobody is."""
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One WebSocket."""

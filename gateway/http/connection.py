@@ -6,23 +6,24 @@ A few lines longer than others: what a connection waits for, and its end, are on
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
 import httptools
 from uvicorn.server import ServerState
 
 from gateway.http import heads
+from gateway.http.application import Application
 from gateway.http.chunks import Chunks
-from gateway.http.exchange import Exchange, Response
+from gateway.http.exchange import Exchange, Ready, Response
 from gateway.http.websocket import WebSocket
 
 MAX_UNREAD_BYTES: Final = 64 * 1024  # of a body, before nothing more is read of it
 HEAD_TIMEOUT_S: Final = 30.0  # from a connection's (or a request's) first moment to the end of its head
+MOST_THROWN_AWAY: Final = 1024 * 1024  # of the body of a request that is turned away by its head
 LINGER_S: Final = 1.0
 KEEP_ALIVE_S: Final = 75.0  # longer than the 60 s of common load balancers, so that they close first
 WRITE_TIMEOUT_S: Final = 60.0  # a peer that takes nothing for so long is let go
-Serve: TypeAlias = Callable[[Exchange], Awaitable[None]]
 Upgrade: TypeAlias = Callable[[], WebSocket]
 
 _log = logging.getLogger(__name__)
@@ -48,14 +49,15 @@ class Connection(asyncio.Protocol):
     wants to be a WebSocket, where the application has some.
 
     Args:
-        serve: answers a request; each is a task, one at a time.
+        app: answers requests; each is a task, one at a time, but for those that are turned away.
         upgrade: makes the protocol of a WebSocket; None where there are none.
     """
 
-    def __init__(self, serve: Serve, state: State, upgrade: Upgrade | None) -> None:
+    def __init__(self, app: Application, state: State, upgrade: Upgrade | None) -> None:
         self.state = state
         self.is_writable = True
-        self._serve = serve
+        self._app = app
+        self._overload = app.overload
         self._upgrade = upgrade
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -70,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._reading: Exchange | None = None  # whose body comes
         self._current: Exchange | None = None  # that is answered
         self._waiting: deque[Exchange] = deque()  # behind it
+        self._away: Ready | None = None  # what the one whose body comes is turned away with
         self._is_refused = self._is_upgrading = self._is_stopping = self._is_reading_paused = False
         self._room: asyncio.Event | None = None
         self._head_timer: asyncio.TimerHandle | None = None
@@ -122,7 +125,7 @@ class Connection(asyncio.Protocol):
         while data and not self._is_refused and not self._transport.is_closing():
             if self._is_in_head:
                 data = self._take_head(data)
-            elif self._is_answered():
+            elif self._away is None and self._is_answered():
                 self._linger()  # a body that nobody wants, after the answer
             elif self._chunks is not None:
                 data = self._take_chunks(data, self._chunks)
@@ -165,9 +168,11 @@ class Connection(asyncio.Protocol):
             if self._is_answered():
                 self._start_head_timer()
             return b""
-        head, rest = bytes(came[:size]), bytes(came[size:])
-        self._head.clear()
-        if self._upgrade is not None and self._is_answered() and heads.wants_websocket(head):
+        if before:
+            data = bytes(came)
+            self._head.clear()
+        head, rest = data[:size], data[size:]
+        if self._upgrade is not None and heads.wants_websocket(head) and self._is_answered():
             self._is_upgrading = True
             self._feed(head)
             self._is_upgrading = False
@@ -230,13 +235,16 @@ class Connection(asyncio.Protocol):
         if self._is_upgrading and self._parser.should_upgrade():
             return
         fields, self._fields = self._fields, []
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(fields)}
+        first = dict(reversed(fields))  # of those that are there more than once
         self._is_in_head = False
-        self._chunks = Chunks() if "transfer-encoding" in headers else None
-        self._body_left = int(headers.get("content-length", 0))
+        self._chunks = Chunks() if b"transfer-encoding" in first else None
+        self._body_left = int(first.get(b"content-length", 0))
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        if self._overload.is_behind and self._is_turned_away(first):
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in first.items()}
         scope = heads.described(self._parser, self._url, fields, server=self._server, client=self._client)
         keeps_alive = scope["http_version"] != "1.0" and not self._is_stopping and self._parser.should_keep_alive()
         self._reading = exchange = Exchange(self, scope, headers, keeps_alive=keeps_alive)
@@ -245,6 +253,25 @@ class Connection(asyncio.Protocol):
         else:
             self._waiting.append(exchange)
             self._pause_reading()
+
+    def _is_turned_away(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether that is all that happens to a request: told once its body has come, which is thrown away."""
+        if self._current or self._waiting or self._chunks or self._body_left > MOST_THROWN_AWAY or not self.is_writable:
+            return False
+        away = self._away = self._app.turned_away(self._parser.get_method(), self._url, headers)
+        if away is not None:
+            self._head_timer = self._loop.call_later(HEAD_TIMEOUT_S, self._head_expired)  # its body has as long
+        return away is not None
+
+    def _turn_away(self, away: Ready) -> None:
+        self._away = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        self.write(away.dated(self.state.date_line))
+        if self._is_stopping or self._parser.get_http_version() == "1.0" or not self._parser.should_keep_alive():
+            self._transport.close()
+        self._go_on()
 
     def on_body(self, part: bytes) -> None:
         """Part of a body."""
@@ -261,6 +288,8 @@ class Connection(asyncio.Protocol):
         exchange, self._reading = self._reading, None
         if exchange is not None:
             exchange.ended()
+        elif self._away is not None:
+            self._turn_away(self._away)
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -271,7 +300,7 @@ class Connection(asyncio.Protocol):
 
     async def _run(self, exchange: Exchange) -> None:
         try:
-            await self._serve(exchange)
+            await self._app.serve(exchange)
         except (Exception, asyncio.CancelledError):  # noqa: BLE001 - the server's boundary: nothing goes on above it
             _log.exception("the application failed on a request")
         if not exchange.is_over:
@@ -352,10 +381,10 @@ class Connection(asyncio.Protocol):
         """Close when what has come is answered."""
         self._is_stopping = True
         last = self._waiting[-1] if self._waiting else self._current
-        if last is None:
-            self._transport.close()
-        else:
+        if last is not None:
             last.keeps_alive = False
+        elif self._away is None:
+            self._transport.close()
 
     def _take_no_more(self) -> None:
         """What came behind requests is none: they are answered, and then the connection closes."""

@@ -43,6 +43,20 @@ class Response:
         exchange.reply(self)
 
 
+class Ready:
+    """A whole answer to many requests, in bytes that are made once. Their connections go on."""
+
+    __slots__ = ("_head", "_rest")
+
+    def __init__(self, response: Response) -> None:
+        self._head = _lines(response.status_code, response.headers.items())
+        self._rest = b"content-length: %d\r\n\r\n%b" % (len(response.body), response.body)
+
+    def dated(self, date_line: bytes) -> bytes:
+        """With the time of now."""
+        return self._head + date_line + self._rest
+
+
 class Dated(Protocol):
     """Who knows the time."""
 

@@ -37,7 +37,7 @@ async def serve_app(
         upgrade = websockets(app.websocket, state, max_message_bytes=max_message_bytes)
     telling = asyncio.create_task(_tell_date(state))
     servers = [
-        await loop.create_server(lambda: Connection(app.serve, state, upgrade), sock=listener, backlog=BACKLOG)
+        await loop.create_server(lambda: Connection(app, state, upgrade), sock=listener, backlog=BACKLOG)
         for listener in sockets
     ]
     try:

@@ -11,9 +11,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from gateway.core.breaker import Breaker
+from gateway.core.errors import QueueFull
 from gateway.core.models import ModelFigures
 from gateway.core.rules import RuleSet
-from gateway.core.types import EngineLoad, Place
+from gateway.core.types import EngineLoad, Place, Priority
 from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.cells import count_in_place
 from gateway.telemetry.engine_metrics import EngineMetrics
@@ -36,7 +37,6 @@ class Metrics:
 
     Attributes:
         redis: hears of Redis from the stores.
-        refusals: hears from the door of what is refused because the worker is behind.
         process: measures the process itself, once it is started.
     """
 
@@ -45,7 +45,7 @@ class Metrics:
         self._names, exemplars = Names(), Folder(folder)
         self._requests = RequestMetrics(registry, self._names, exemplars)
         self._usage = UsageMetrics(registry, exemplars)
-        self.refusals = RefusalMetrics(registry)
+        self._refusals = RefusalMetrics(registry)
         self._state = StateMetrics(registry)
         self._models = ModelMetrics(registry)
         self._engines = EngineMetrics(registry)
@@ -61,11 +61,20 @@ class Metrics:
         at = self._names.at(record)
         self._requests.ended(record, at)
         self._usage.ended(record, at[0])
-        self.refusals.ended(record)
+        self._refusals.ended(record)
 
     def refused(self, record: RequestRecord) -> None:
         """A request was refused at the door; its task is known to exist, or empty."""
         self._requests.refused(record)
+
+    def shed(self, priority: Priority) -> None:
+        """A request was refused at the door as the worker is behind; `refused` hears of it, too."""
+        self._refusals.shed(priority, 1)
+
+    def turned_away(self, priority: Priority, count: int) -> None:
+        """So many were turned away for the same reason, and have no records."""
+        self._refusals.shed(priority, count)
+        self._requests.turned_away(QueueFull.code, count)
 
     def health(self, breakers: Mapping[Place, Breaker], rules: RuleSet) -> None:
         """The state of the breakers, and the rules and switches in force, told about once a second."""

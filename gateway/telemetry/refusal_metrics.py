@@ -41,9 +41,9 @@ class RefusalMetrics:
             registry=registry,
         )
 
-    def shed(self, priority: Priority) -> None:
-        """A request was refused because its worker is behind."""
-        self._shed[priority,](1)
+    def shed(self, priority: Priority, count: int) -> None:
+        """So many requests were refused because their worker is behind."""
+        self._shed[priority,](count)
 
     def ended(self, record: RequestRecord) -> None:
         """A request ended."""

@@ -132,3 +132,7 @@ class RequestMetrics:
     def refused(self, record: RequestRecord) -> None:
         """A request was refused at the door; its task is known to exist, or empty."""
         self._requests[record.task or NONE, NONE, NONE, NONE, NONE, record.code](1)
+
+    def turned_away(self, code: str, count: int) -> None:
+        """So many were refused before anything was known of them."""
+        self._requests[NONE, NONE, NONE, NONE, NONE, code](count)

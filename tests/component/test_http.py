@@ -203,7 +203,7 @@ async def test_what_it_may_be_idle_for_begins_with_each_answer():
     transport = SimpleNamespace(
         get_extra_info=lambda _: None, write=closed.append, close=lambda: closed.append(True), is_closing=lambda: False
     )
-    one = connection.Connection(None, connection.State(), None)
+    one = connection.Connection(Asgi(None), connection.State(), None)
     one.connection_made(transport)
     one._go_on()  # an answer has ended
     one._close_if_idle()
@@ -376,7 +376,7 @@ async def test_a_socket_behind_an_answer_that_is_not_taken_yet_has_to_wait_too()
         set_protocol=lambda _: None,
         get_protocol=lambda: heir,
     )
-    one = connection.Connection(None, connection.State(), lambda: heir)
+    one = connection.Connection(Asgi(None), connection.State(), lambda: heir)
     one.connection_made(transport)
     one.pause_writing()
     one.data_received(LIVE + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n")

@@ -5,12 +5,13 @@ import itertools
 import logging
 import random
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 
 from gateway.http.connection import Connection, State
-from gateway.http.exchange import Exchange, Response
+from gateway.http.exchange import Exchange, Ready, Response
 from gateway.http.websocket import websockets
 from tests.fuzz.making import cut, mutated
 from tests.fuzz.target import Target
@@ -23,6 +24,7 @@ SEEDS = [
     b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nt: u\r\n\r\n" + POST,
     b"POST http://x/d HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\nhi",
     b"POST /e HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\nhi" + POST,
+    b"POST /g HTTP/1.1\r\nhost: x\r\nx-away:\r\ncontent-length: 2\r\n\r\nhi" + POST,
     b"GET /f HTTP/1.0\r\nconnection: keep-alive\r\n\r\n" + POST,
 ]
 PIECES = [
@@ -33,7 +35,7 @@ PIECES = [
     b"transfer-encoding: chunked\r\n", b"Transfer-Encoding: xchunked\r\n", b"transfer-encoding: gzip, chunked\r\n",
     b"Transfer-Encoding:\x0bchunked\r\n",
     b"transfer-encoding: chunked, identity\r\n", b"GET / HTTP/1.1\r\n\r\n", b"HTTP/9.9",
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"upgrade: websocket\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"upgrade: websocket\r\n", b"x-away:\r\n",
 ]  # fmt: skip
 STREAMS = mutated(SEEDS, PIECES)
 
@@ -67,6 +69,34 @@ class Faults(logging.Handler):
         self.found.append(str(context))
 
 
+class App:
+    """Tells what it has got; turns away what asks for it, as far as the server lets it."""
+
+    is_behind = True
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.overload = self
+
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | None:
+        return AWAY if b"x-away" in headers and method == b"POST" and url else None
+
+    async def serve(self, exchange: Exchange) -> None:
+        body = b""
+        while part := await exchange.read():
+            body += part
+        if exchange.is_whole:
+            self.seen.append((exchange.scope["method"], exchange.scope["raw_path"], body))
+            exchange.reply(Response(b"%b %d" % (exchange.scope["raw_path"][:20], len(body))))
+
+    async def websocket(self, _scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": str(len(message.get("text") or message.get("bytes") or ""))})
+
+
+AWAY = Ready(Response(b"away", status_code=429))
 LOOP = asyncio.new_event_loop()
 FAULTS = Faults()
 LOOP.set_exception_handler(FAULTS.left)
@@ -88,18 +118,9 @@ def _received(reads: list[bytes]) -> tuple[list[Any], bytes]:
 
 
 async def _fed(reads: list[bytes]) -> tuple[list[Any], bytes]:
-    seen: list[Any] = []
-
-    async def serve(exchange: Exchange) -> None:
-        body = b""
-        while part := await exchange.read():
-            body += part
-        if exchange.is_whole:
-            seen.append((exchange.scope["method"], exchange.scope["raw_path"], body))
-            exchange.reply(Response(b"%b %d" % (exchange.scope["raw_path"][:20], len(body))))
-
-    upgrade = websockets(_echo, State(), max_message_bytes=1000)
-    connection, transport = Connection(serve, State(), upgrade), Transport()
+    app = App()
+    upgrade = websockets(app.websocket, State(), max_message_bytes=1000)
+    connection, transport = Connection(app, State(), upgrade), Transport()
     transport.set_protocol(connection)
     connection.connection_made(transport)
     for read in reads:
@@ -112,15 +133,7 @@ async def _fed(reads: list[bytes]) -> tuple[list[Any], bytes]:
     protocol.connection_lost(None)
     for _ in range(6):
         await asyncio.sleep(0)
-    return seen, re.sub(rb"date: [^\r]*\r\n", b"", transport.written)
-
-
-async def _echo(scope: Any, receive: Any, send: Any) -> None:
-    """A WebSocket's application that says what it hears."""
-    await receive()
-    await send({"type": "websocket.accept"})
-    while (message := await receive())["type"] == "websocket.receive":
-        await send({"type": "websocket.send", "text": str(len(message.get("text") or message.get("bytes") or ""))})
+    return app.seen, re.sub(rb"date: [^\r]*\r\n", b"", transport.written)
 
 
 def _same_requests(reads: list[bytes]) -> None:

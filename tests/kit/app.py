@@ -15,6 +15,7 @@ from gateway.api.app import create_app
 from gateway.api.auth import KeyRing
 from gateway.api.body import BodyLimits
 from gateway.api.endpoint import Api, passed_through
+from gateway.api.shedding import UNBOUNDED, Shedding
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.breaker import BreakerBoard
 from gateway.core.cost import parse_prices
@@ -155,6 +156,7 @@ async def running(
     more_callers: Mapping[str, Caller] = MappingProxyType({}),
     observers: Sequence[Observer] = (),
     tracing: Tracing | None = None,
+    shedding: Shedding = UNBOUNDED,
 ) -> AsyncIterator[Harness]:
     """Serve on an ephemeral loopback port until the block ends. Scripted backends called `llm...` are generative.
 
@@ -212,6 +214,7 @@ async def running(
         is_ready=lambda: not stop.is_set(),
         cors_origins=frozenset(cors_origins),
         traced=passed_through if tracing is None else tracing.begin,
+        shedding=shedding,
     )
     app = create_app(api)
     listener = bind("127.0.0.1", 0)

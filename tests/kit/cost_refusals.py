@@ -5,6 +5,7 @@ Each kind of refusal is counted from socket to socket, its record for the access
 
 import asyncio
 import json
+import math
 import os
 import tempfile
 import time
@@ -15,6 +16,8 @@ from typing import Any, Final
 
 import yaml
 
+from gateway import wiring
+from gateway.api.shedding import SHARES, Shedding
 from gateway.core.switches import Scope, Switch
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_script import connect
@@ -31,8 +34,24 @@ PREFIX: Final = "cost:"
 SWITCH_MS: Final = 600_000
 
 
+class Heart(Shedding):
+    """The worker's, within reach."""
+
+    of_worker: Shedding
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        Heart.of_worker = self
+
+    @classmethod
+    def is_late(cls, *, late: bool) -> None:
+        """Whether all that comes is shed; it does not beat."""
+        cls.of_worker.is_behind, cls.of_worker._until_us = late, dict.fromkeys(SHARES, 0.0 if late else math.inf)
+
+
 def main() -> None:
     """Print what each refusal costs, as JSON."""
+    wiring.Shedding = Heart  # type: ignore[misc]  # the worker's own, made where the worker is
     with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
         costs = of_worker(Path(folder), redis.url, configuration, Refused)
     print(json.dumps({path: asdict(cost) for path, cost in costs.items()}))
@@ -105,6 +124,7 @@ class Refused(Driver):
         for ask in kinds.values():
             for _ in range(WARM_UP):
                 ask()
+        kinds = {**kinds, "refused_shed": self._shed}
         garbage = {name: self._garbage(ask) for name, ask in kinds.items()}
         self._loop.call_soon_threadsafe(self._meter.begin)
         costs = {name: replace(self._usual(ask), garbage=garbage[name]) for name, ask in kinds.items()}
@@ -123,6 +143,11 @@ class Refused(Driver):
     def _refused(self, status: int, **asked: Any) -> None:
         self._ask(**asked)
         self._caller.whole(status)
+
+    def _shed(self) -> None:
+        Heart.is_late(late=True)
+        self._refused(429)
+        Heart.is_late(late=False)
 
     def _ask(self, *, key: str = KEY, model: str = "full", content: str = "hello", stream: bool = False) -> None:
         body = {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}

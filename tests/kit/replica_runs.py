@@ -117,9 +117,17 @@ class Offered:
 
 
 async def offer(
-    replicas: Sequence[Replica], client: Redis, key: str, *, count: int, in_flight: int, is_whole: bool, seed: int = 0
+    replicas: Sequence[Replica],
+    client: Redis,
+    prefix: str,
+    key: str,
+    *,
+    count: int,
+    in_flight: int,
+    is_whole: bool,
+    seed: int = 0,
 ) -> Offered:
-    """Ask `count` times at once, then one by one until one is refused.
+    """Ask `count` times at once, then one by one, each after all before it are settled, until one is refused.
 
     What is used up is what is reserved where `is_whole`, else any part of it.
     """
@@ -145,6 +153,7 @@ async def offer(
     first_us = (before, await redis_us(client))
     await offering
     for _ in range(count):
+        await at_rest(client, prefix)  # what an answered request gives back may come later than its answer
         asked, hits = await redis_us(client), refusals[LIMITED]
         await one(count)
         if refusals[LIMITED] > hits:
@@ -219,7 +228,7 @@ async def limits_run(
         for kind in limits:
             began_s = time.monotonic()
             offered = await offer(
-                running, client, kind, count=count, in_flight=in_flight, is_whole=kind == "usd", seed=seed
+                running, client, prefix, kind, count=count, in_flight=in_flight, is_whole=kind == "usd", seed=seed
             )
             took_s = time.monotonic() - began_s
             told = await at_rest(client, prefix)

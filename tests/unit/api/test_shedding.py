@@ -24,12 +24,25 @@ class Spent:
         return self.us
 
 
+class Told:
+    """What was told, in order."""
+
+    def __init__(self) -> None:
+        self.heard = []
+
+    def shed(self, priority) -> None:
+        self.heard.append(priority)
+
+    def turned_away(self, priority, count) -> None:
+        self.heard.append((priority, count))
+
+
 class Heart:
     """A heart whose beats come when the test says so."""
 
     def __init__(self, late_us: int = LATE_US) -> None:
-        self.spent, self.shed = Spent(), []
-        self.of = Shedding(late_us, self.spent, self.shed.append)
+        self.spent, self.told = Spent(), Told()
+        self.of = Shedding(late_us, self.spent, self.told)
 
     def beats_after(self, late_us: int) -> None:
         self.spent.us += BEAT_US + late_us
@@ -76,7 +89,39 @@ async def test_batch_is_shed_first_and_then_all(heart):
     assert heart.refuses(ALICE, {"x-priority": "Batch"})
     heart.spent.us += LATE_US
     assert heart.refuses()
-    assert heart.shed == ["batch", "batch", "interactive"]
+    assert heart.told.heard == ["batch", "batch", "interactive"]
+
+
+async def test_what_is_turned_away_by_its_head_is_told_with_the_next_beat(heart, caplog):
+    heart.beats_after(2 * LATE_US)
+    heart.spent.us += BEAT_US + LATE_US * 3 // 4
+    batch = {b"x-priority": b"batch"}
+    assert [heart.of.turns_away(headers) for headers in (batch, {}, batch)] == [True, False, True]
+    heart.spent.us += LATE_US
+    assert heart.of.turns_away({})
+    assert heart.told.heard == []
+    heart.of._late()
+    assert heart.told.heard == [("batch", 2), ("interactive", 1)]
+    (line,) = caplog.records
+    assert (line.levelname, line.batch, line.interactive) == ("WARNING", 2, 1)
+
+
+async def test_the_log_tells_of_it_once_a_second(heart, caplog):
+    for _ in range(5):
+        heart.beats_after(2 * LATE_US)
+        heart.spent.us += BEAT_US + 2 * LATE_US
+        assert heart.of.turns_away({})
+    heart.of._late()
+    assert len(heart.told.heard) == 5
+    assert len(caplog.records) == 1
+
+
+async def test_a_heart_that_stops_tells_of_the_last_ones(heart):
+    heart.beats_after(2 * LATE_US)
+    heart.spent.us += BEAT_US + 2 * LATE_US
+    assert heart.of.turns_away({})
+    heart.of.close()
+    assert heart.told.heard == [("interactive", 1)]
 
 
 async def test_a_beat_lets_in_again_and_two_in_time_end_it(heart):
