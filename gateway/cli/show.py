@@ -177,9 +177,11 @@ def is_terminal() -> bool:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal, unless `yes`; scripts are not asked. No ends the command and changes nothing."""
-    if yes or not is_terminal():
+    """Ask, unless `yes`; no ends the command and changes nothing, and so does it where nobody can be asked."""
+    if yes:
         return
+    if not is_terminal():
+        raise Failure(f"nothing was changed: nobody can be asked here ({question}); say --yes", EXIT_USAGE)
     if not typer.confirm(question, err=True):
         raise Failure("nothing was changed", EXIT_REFUSED)
 

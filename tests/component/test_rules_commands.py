@@ -140,7 +140,7 @@ def test_get_json_is_what_apply_takes(rules, store, tmp_path):
     assert json.loads(shown.stdout)["revision"] == 1
     (tmp_path / "rules.json").write_text(shown.stdout)
     store.change(HALVES)
-    done = rules("apply", "rules.json")
+    done = rules("apply", "--yes", "rules.json")
     assert done.exit_code == 0, done.output
     assert "saved as revision 3; applied on 2/2 workers in 40 ms" in done.stdout
     assert store.now.rules == parse_rules(RULES)
@@ -150,14 +150,18 @@ def test_get_json_is_what_apply_takes(rules, store, tmp_path):
 @pytest.mark.parametrize("source", ["file", "stdin"])
 def test_apply_reads_yaml(rules, store, tmp_path, document, source):
     (tmp_path / "rules.yaml").write_text(said(document))
-    done = rules("apply", "rules.yaml") if source == "file" else rules("apply", "-", stdin=said(document))
+    done = (
+        rules("apply", "--yes", "rules.yaml")
+        if source == "file"
+        else rules("apply", "--yes", "-", stdin=said(document))
+    )
     assert done.exit_code == 0, done.output
     assert [r.name for r in store.now.rules] == ["team/rest"]
     assert store.now.revision == 2
 
 
 def test_apply_shows_what_changes_and_keeps_the_note(rules, store):
-    done = rules("apply", "-", "--note", "ticket 812: Hälfte", stdin=said(HALVES))
+    done = rules("apply", "--yes", "-", "--note", "ticket 812: Hälfte", stdin=said(HALVES))
     assert done.exit_code == 0, done.output
     assert "~ rule 'canary'\n    split[0].weight: 90 -> 50\n    split[1].weight: 10 -> 50\n" in done.stdout
     assert (store.kept[-1].change.note, store.kept[-1].change.by) == ("ticket 812: Hälfte", "admin")
@@ -165,16 +169,16 @@ def test_apply_shows_what_changes_and_keeps_the_note(rules, store):
 
 def test_apply_of_what_is_in_force_makes_no_revision(rules, store):
     store.states = [WorkerState(id="w1", pid=1, revision=1, started=0, state="serving")]
-    done = rules("apply", "-", stdin=said(RULES))
+    done = rules("apply", "--yes", "-", stdin=said(RULES))
     assert (done.exit_code, store.now.revision) == (0, 1)
     assert "revision 1 is in force on 1/1 workers" in done.stdout
     store.states = [WorkerState(id="w1", pid=1, revision=0, started=0, state="serving")]
-    done = rules("apply", "-", stdin=said(RULES))
+    done = rules("apply", "--yes", "-", stdin=said(RULES))
     assert (done.exit_code, done.stderr) == (1, "revision 1 is this set, but only 0/1 workers run it\n")
 
 
 def test_apply_from_a_stale_revision_is_refused(rules, store):
-    done = rules("apply", "-", "--expect", "7", stdin=said(RULES))
+    done = rules("apply", "--yes", "-", "--expect", "7", stdin=said(RULES))
     assert done.exit_code == 1
     assert "current revision is 1" in done.stderr
     assert store.now.revision == 1
@@ -182,7 +186,7 @@ def test_apply_from_a_stale_revision_is_refused(rules, store):
 
 def test_apply_shows_what_another_operator_has_changed_meanwhile(rules, store):
     store.meanwhile = [{**RULES[0], "enabled": False}, RULES[1]]
-    done = rules("apply", "-", stdin=said(HALVES))
+    done = rules("apply", "--yes", "-", stdin=said(HALVES))
     assert done.exit_code == 1
     assert "changed meanwhile, since revision 1:\n~ rule 'canary'\n    enabled: true -> false\n" in done.stderr
     assert done.stderr.endswith("refused: made from revision 1, but the current revision is 2\n")
@@ -202,8 +206,19 @@ def test_apply_asks_on_a_terminal_unless_told_not_to(rules, store, monkeypatch):
     assert store.now.revision == 3
 
 
+def test_nothing_is_put_in_force_unasked(rules, store):
+    store.change(HALVES)
+    for asked in (("apply", "-"), ("rollback", "1")):
+        done = rules(*asked, stdin=said(RULES))
+        assert done.exit_code == 2
+        assert "nobody can be asked here (put " in done.stderr
+        assert done.stderr.endswith("; say --yes\n")
+        assert "split[0].weight: 50 -> 90" in done.stdout  # what would change is shown
+    assert store.now.revision == 2
+
+
 def test_apply_json_is_the_answer_alone(rules):
-    answer = json.loads(rules("apply", "-", "--json", stdin=said(HALVES)).stdout)
+    answer = json.loads(rules("apply", "--yes", "-", "--json", stdin=said(HALVES)).stdout)
     assert (answer["revision"], answer["applied"]["workers"]) == (2, 2)
 
 
@@ -329,17 +344,17 @@ def test_history_show_and_rollback(rules, store):
     assert re.search(r" 3 +in force +2023-11-14 22:13 +admin +switch +2 +slow", done.stdout)
     assert [one["in_force"] for one in json.loads(rules("history", "--json").stdout)["items"]] == [True, False, False]
     assert "triton/m:2  50" in rules("show", "2").stdout
-    done = rules("rollback", "--note", "as before")
+    done = rules("rollback", "--yes", "--note", "as before")
     assert done.exit_code == 0, done.output
     assert "enabled: false -> true" in done.stdout
     assert "revision 2 is back as revision 4; applied on 2/2 workers" in done.stdout
-    assert rules("rollback", "1", "--json").exit_code == 0
+    assert rules("rollback", "--yes", "1", "--json").exit_code == 0
     assert store.now.rules == parse_rules(RULES)
     assert [one.change.note for one in store.kept[-2:]] == ["as before", "back to revision 1"]
 
 
 def test_rollback_of_the_only_revision(rules):
-    done = rules("rollback")
+    done = rules("rollback", "--yes")
     assert (done.exit_code, done.stderr) == (1, "refused: no revision before the one in force is kept\n")
 
 
@@ -352,7 +367,7 @@ def test_an_export_is_taken_and_always_the_same(rules, store, tmp_path):
     assert rules("export").stdout == text
     assert rules("diff", "rules.yaml").exit_code == 0
     assert rules("export", "old.yaml", "--revision", "1").exit_code == 0
-    assert rules("apply", "old.yaml").exit_code == 0
+    assert rules("apply", "--yes", "old.yaml").exit_code == 0
     assert store.now.rules == parse_rules(RULES)
 
 

@@ -37,7 +37,7 @@ async def test_the_rules_commands_move_traffic_on_every_worker(stack, tmp_path):
         for rule in shown["rules"]
     ]
     rules.write_text(yaml.safe_dump({"rules": moved}))
-    applied = stack.cli("rules", "apply", str(rules))
+    applied = stack.cli("rules", "apply", "--yes", str(rules))
     try:
         assert applied.returncode == 0, applied.stdout + applied.stderr
         assert f"applied on {stack.workers}/{stack.workers} workers" in applied.stdout
@@ -52,7 +52,7 @@ async def test_the_rules_commands_move_traffic_on_every_worker(stack, tmp_path):
         assert await backends_seen(stack, 10) == {"local"}
     finally:
         rules.write_text(yaml.safe_dump({"rules": shown["rules"]}))
-        assert stack.cli("rules", "apply", str(rules)).returncode == 0
+        assert stack.cli("rules", "apply", "--yes", str(rules)).returncode == 0
     assert await backends_seen(stack) == {"triton"}
 
 
@@ -60,7 +60,7 @@ async def test_a_bad_rule_set_changes_nothing(stack, tmp_path):
     before = json.loads(stack.cli("rules", "get", "--json").stdout)
     rules = tmp_path / "rules.yaml"
     rules.write_text(yaml.safe_dump([*before["rules"], {"name": "x", "split": [{"backend": "tritn", "model": "m"}]}]))
-    refused = stack.cli("rules", "apply", str(rules))
+    refused = stack.cli("rules", "apply", "--yes", str(rules))
     assert refused.returncode == 1
     assert "rule 'x': split[0].backend: unknown backend 'tritn' (did you mean 'triton'?)" in (
         refused.stdout + refused.stderr

@@ -169,7 +169,8 @@ def apply(
 ) -> None:
     """Replace the whole set; it is taken whole or refused whole.
 
-    On a terminal it shows what would change and asks. When somebody else was quicker it shows what they have changed.
+    It shows what would change and asks: where nobody can be asked, say --yes. When somebody else was quicker it shows
+    what they have changed.
     """
     given = read(file)
     admin = admin_of(admin_url, admin_token)

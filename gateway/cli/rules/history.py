@@ -73,7 +73,7 @@ def rollback(
 ) -> None:
     """Put an older set in force again, as a new revision: nothing of the history is lost.
 
-    On a terminal it shows what that would change and asks.
+    It shows what that would change and asks: where nobody can be asked, say --yes.
     """
     admin = admin_of(admin_url, admin_token)
     current: int = admin.call("GET", "/rules")["revision"]
