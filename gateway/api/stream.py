@@ -122,6 +122,8 @@ class StreamEndpoint:
         try:
             identify = self._caller(scope, headers)
             caller = await identify()
+            if self._api.shedding.is_behind:
+                self._api.shedding.check(caller, headers)
             task = self._api.task(scope["path_params"]["task"])
             opening = _enter(headers, caller, task, identify, traced=traced)
         except GatewayError as error:

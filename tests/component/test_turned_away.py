@@ -4,14 +4,19 @@ import asyncio
 import json
 
 import pytest
+from websockets.asyncio.client import connect as websocket
+from websockets.exceptions import InvalidStatus
 
 from gateway.api.shedding import Shedding
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.types import Caller, Message
 from gateway.http import connection
 from tests.component.test_http import talk
+from tests.component.test_stream import told
+from tests.kit import stateful
 from tests.kit.app import KEY, embedding, running
 from tests.kit.keys import EMBED, TEXT
+from tests.kit.stateful import StatefulBackend
 from tests.kit.wait import until
 
 NIGHTLY_KEY, PAGE = "secret-nightly", "https://app.example"
@@ -182,3 +187,17 @@ async def test_a_stop_waits_for_what_is_being_turned_away(heart):
             answer = await reader.read(-1)
         writer.close()
     assert answer.startswith(b"HTTP/1.1 429")
+
+
+async def test_no_socket_is_opened_and_the_open_ones_go_on(heart):
+    options = {"rules": stateful.RULES, "more_tasks": stateful.TASKS, "shedding": heart}
+    async with running([StatefulBackend("triton", "a")], **options) as gw:
+        url, shown = gw.url.replace("http", "ws") + "/v1/tasks/total/stream", {"authorization": f"Bearer {KEY}"}
+        async with websocket(url, additional_headers=shown, proxy=None) as socket:
+            heart.sheds("batch", "interactive")
+            with pytest.raises(InvalidStatus) as refused:
+                await websocket(url, additional_headers=shown, proxy=None)
+            assert refused.value.response.status_code == 429
+            await socket.send(json.dumps({"input": {"number": 1}}))
+            assert (await told(socket))["output"]
+    assert heart.recorded == ["interactive"]

@@ -15,8 +15,6 @@ from gateway.tuning.report import OK
 from gateway.tuning.traffic import TrafficClass
 
 BEFORE: Final = 0.5
-STEPS: Final = ((BEFORE, 4.0), (1.0, 3.0), (2.0, 3.0), (5.0, 5.0), (BEFORE, 6.0))
-"""Times the capacity, and for how many seconds; the burst is the last but one."""
 SLICE_S: Final = 1.0
 WARM_S: Final = 0.5  # of each step that is not counted: what the step before has left
 FEWEST: Final = 5  # answers of a slice that tell anything
@@ -31,6 +29,28 @@ class Sort:
 
     share: float
     requests: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """So many times the capacity for so long; `is_alone`: of interactive ones only their part of it, and no others."""
+
+    name: str
+    times: float
+    seconds: float
+    is_alone: bool = False
+
+
+STEPS: Final = (
+    Step(name="0.5x", times=BEFORE, seconds=4),
+    Step(name="1x", times=1, seconds=3),
+    Step(name="2x", times=2, seconds=3),
+    Step(name="alone", times=5, seconds=4, is_alone=True),
+    Step(name="5x", times=5, seconds=5),
+    Step(name="0.5x after", times=BEFORE, seconds=6),
+)
+"""The burst is the last but one."""
+BURST: Final = STEPS[-2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +85,20 @@ class _Told:
 async def offer(
     host: str, port: int, capacity: float, sorts: Mapping[str, Sort], *, connections: int
 ) -> Mapping[str, list[Ended]]:
-    """Send it all; what became of each sort, by the seconds since the beginning."""
-    pool = HttpPool(host, port, limit=connections)
+    """Send it all; what became of each sort, by the seconds since the beginning.
+
+    Each sort has so many connections of its own: whoever waits for an answer does not wait behind another's batch.
+    """
+    pools = [HttpPool(host, port, limit=connections) for _ in sorts]
     rng = random.Random(1)  # noqa: S311 - the same instants in each run
     targets, classes = [], []
-    for name, sort in sorts.items():
+    for (name, sort), pool in zip(sorts.items(), pools, strict=True):
         targets.append(_Told(pool, sort.requests))
-        classes.append(TrafficClass(name=name, trace=tuple(_instants(rng, capacity * sort.share))))
-    whole_s = sum(seconds for _, seconds in STEPS)
-    await runner.run(targets, classes, duration_s=whole_s, grace_s=GRACE_S)
-    await pool.close()
+        instants = _instants(rng, capacity * sort.share, is_interactive=name == "interactive")
+        classes.append(TrafficClass(name=name, trace=tuple(instants)))
+    await runner.run(targets, classes, duration_s=_whole_s(), grace_s=GRACE_S)
+    for pool in pools:
+        await pool.close()
     first = min(due for target in targets for due, *_ in target.ended)
     return {
         name: [Ended(due - first, *others) for due, *others in target.ended]
@@ -82,23 +106,28 @@ async def offer(
     }
 
 
-def _instants(rng: random.Random, rate: float) -> list[float]:
+def _instants(rng: random.Random, rate: float, *, is_interactive: bool) -> list[float]:
     at, until, instants = 0.0, 0.0, []
-    for times, seconds in STEPS:
-        at, until = until, until + seconds
-        while (at := at + rng.expovariate(rate * times)) < until:
+    for step in STEPS:
+        at, until = until, until + step.seconds
+        if step.is_alone and not is_interactive:
+            continue
+        while (at := at + rng.expovariate(rate * step.times)) < until:
             instants.append(at)
     return instants
+
+
+def _whole_s() -> float:
+    return sum(step.seconds for step in STEPS)
 
 
 def figures(found: Mapping[str, Sequence[Ended]], capacity: float) -> dict[str, float]:
     """Goodput by step as a share of the best step's, the p99 of interactive ones, how all ended, and the recovery."""
     goodputs, told, at = {}, dict[str, float](), 0.0
     interactive = found["interactive"]
-    for number, (times, seconds) in enumerate(STEPS):
-        begin, end = at + WARM_S, at + seconds
+    for step in STEPS:
+        begin, end, name = at + WARM_S, at + step.seconds, step.name
         at = end
-        name = f"{times:g}x" + (" after" if number and times == BEFORE else "")
         good = [one for sort in found.values() for one in sort if _is_good(one, begin, end)]
         goodputs[name] = len(good) / (end - begin)
         told[f"goodput {name}"] = goodputs[name] / capacity
@@ -106,10 +135,10 @@ def figures(found: Mapping[str, Sequence[Ended]], capacity: float) -> dict[str, 
         told[f"refused {name}"] = sum(one.code in REFUSED for one in due) / max(1, len(due))
         if p99 := _p99_ms([one for one in interactive if _is_good(one, begin, end)]):
             told[f"p99 ms {name}"] = p99
-    burst = f"{STEPS[-2][0]:g}x"
-    told["goodput of peak"] = goodputs[burst] / max(goodputs.values())
-    if f"p99 ms {burst}" in told and told.get("p99 ms 0.5x"):
-        told["p99 of before"] = told[f"p99 ms {burst}"] / told["p99 ms 0.5x"]
+    told["goodput of peak"] = goodputs[BURST.name] / max(goodputs.values())
+    for quiet, name in (("0.5x", "p99 of before"), ("alone", "p99 of alone")):
+        if f"p99 ms {BURST.name}" in told and told.get(f"p99 ms {quiet}"):
+            told[name] = told[f"p99 ms {BURST.name}"] / told[f"p99 ms {quiet}"]
     told["recovery s"] = _recovery_s(interactive, told.get("p99 ms 0.5x", 0.0))
     every = [one for sort in found.values() for one in sort]
     told["neither answered nor refused"] = sum(one.code != OK and one.code not in REFUSED for one in every) / len(every)
@@ -118,8 +147,8 @@ def figures(found: Mapping[str, Sequence[Ended]], capacity: float) -> dict[str, 
 
 def sent_late_ms(found: Mapping[str, Sequence[Ended]]) -> float:
     """How late the burst's requests were begun: the median."""
-    over_s = sum(seconds for _, seconds in STEPS[:-1])
-    late = [one.late_s for sort in found.values() for one in sort if over_s - STEPS[-2][1] <= one.due_s < over_s]
+    over_s = _whole_s() - STEPS[-1].seconds
+    late = [one.late_s for sort in found.values() for one in sort if over_s - BURST.seconds <= one.due_s < over_s]
     return statistics.median(late) * 1000 if late else 0.0
 
 
@@ -136,8 +165,8 @@ def _p99_ms(ended: Sequence[Ended]) -> float | None:
 
 def _recovery_s(interactive: Sequence[Ended], before_ms: float) -> float:
     """How long after the burst until a slice, and all after it, are as before."""
-    whole_s = sum(seconds for _, seconds in STEPS)
-    over_s = whole_s - STEPS[-1][1]
+    whole_s = _whole_s()
+    over_s = whole_s - STEPS[-1].seconds
     at_s, since_s = over_s, over_s
     while at_s < whole_s - SLICE_S / 2:
         part = [one for one in interactive if at_s <= one.due_s < at_s + SLICE_S]
