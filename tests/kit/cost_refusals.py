@@ -58,9 +58,10 @@ def main() -> None:
 
 
 def configuration(folder: Path, redis_url: str, llm_url: str) -> Path:
-    """A worker with a full server, one that is gone, a blocked task and a key whose limit is used up."""
+    """A worker with a full server, one that is free, one that is gone, a blocked task and a key whose limit is used up."""
     servers = {
         "full": {"base_url": llm_url, "max_in_flight": 1, "max_queue_size": 0},
+        "free": {"base_url": llm_url},
         "gone": {"base_url": f"http://{HOST}:{free_port()}/v1"},
         "blocked": {"base_url": llm_url},
     }
@@ -116,7 +117,7 @@ class Refused(Driver):
         kinds: Mapping[str, Callable[[], None]] = {
             "refused_key": lambda: self._refused(401, key="unknown"),
             "refused_size": lambda: self._refused(413, content="x" * LARGEST),
-            "refused_limit": lambda: self._refused(429, key=LIMITED_KEY),
+            "refused_limit": lambda: self._refused(429, key=LIMITED_KEY, model="free"),
             "refused_queue": lambda: self._refused(429, model="full"),
             "refused_switch": lambda: self._refused(503, model="blocked"),
             "refused_health": lambda: self._refused(503, model="gone"),
