@@ -177,7 +177,7 @@ async def data_plane(
             wall_clock=wall_us,
         )
         stores.tell_of(lambda: report(pipeline))
-        shedding = Shedding(settings.server.shed_after_ms * 1000, _thread_us, metrics)
+        shedding = Shedding(settings.server.shed_after_ms * 1000, _thread_us, monotonic_us, metrics)
         stack.callback(shedding.close)
         shedding.start()
         api = Api(

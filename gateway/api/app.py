@@ -95,12 +95,12 @@ class App:
             response.headers["connection"] = "close"  # or the rest would be read for ever
         exchange.reply(response)
 
-    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | None:
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | bool:
         """429 for what the worker sheds, in the form of the path, before the key is looked at."""
         if method != b"POST" or b"expect" in headers:
-            return None
+            return False
         ready = self._ready.get(url) or self._ready_at(url)
-        return ready if ready is not None and self.overload.turns_away(headers) else None
+        return ready is not None and (not self.overload.turns_away(headers) or ready)
 
     def _ready_at(self, url: bytes) -> Ready | None:
         """Of a path that goes on with a name, or with a query."""

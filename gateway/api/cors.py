@@ -47,9 +47,9 @@ class Cors:
         exchange.dress = dress
         await self._app.serve(exchange)
 
-    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | None:
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | bool:
         """A page's script is told by an answer that it may read, and not by this."""
-        return None if b"origin" in headers else self._app.turned_away(method, url, headers)
+        return False if b"origin" in headers else self._app.turned_away(method, url, headers)
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it pass: browsers let pages open them anywhere, so their handshake judges the origin."""

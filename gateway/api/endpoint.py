@@ -194,8 +194,9 @@ class Endpoint:
         try:
             visit.caller = await api.keys.authenticate(shown_key(scope, headers), headers.get("origin"))
             if scope["method"] == "POST":
+                api.shedding.begun += 1
                 if api.shedding.is_behind:
-                    api.shedding.check(visit.caller, headers)
+                    api.shedding.check(visit.caller, headers, is_taken=exchange.is_taken)
                 visit.body = await read_body(exchange, api.body)
         except GatewayError as error:
             response = self._refuse(visit, error)

@@ -1,12 +1,14 @@
 """What a worker refuses because it is itself behind: first requests of priority batch, then all.
 
 A worker is one event loop, which does what has come turn by turn. Where more comes than it can do, its turns get
-longer, every request in them later, and in the end all are answered too late. So a heart beats on the loop: where two
-beats in a row come later than they may, requests that are begun after that are refused until the heart has beaten
-again. Each turn so takes in as much as it can do in that time. One late beat says nothing.
+longer, every request in them later, and in the end all are answered too late. So a heart beats on the loop. Where two
+beats in a row come late, the worker is behind, and from then on it takes in only what it can do in time: it keeps the
+instant until which it has work (a virtual queue, as in the generic cell rate algorithm of ITU-T I.371). Each request
+that is let in puts that off by what one costs; where it lies too far ahead, the next one is refused. It is no longer
+behind when a whole beat has refused nothing.
 
-Late is told by the processor time that the loop's thread has spent since the last beat: a worker that others keep from
-its core, or a machine that stands still, has no more to do than before.
+Beats are late, and requests cost, in processor time of the loop's thread: a worker that others keep from its core, or a
+machine that stands still, has no more to do than before.
 
 Refusals take the time that answers need. So most are turned away by their head alone, with bytes that are ready
 (`App.turned_away`); they are counted, and have no record each. Whose key says batch, and what a page's script is to
@@ -15,7 +17,6 @@ read, is refused at the door, with a record.
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -26,8 +27,8 @@ from gateway.core.types import Caller, Priority
 from gateway.ports import Clock
 
 BEAT_S: Final = 0.05
-SHARES: Final[Mapping[Priority, float]] = {"batch": 0.5, "interactive": 1.0}
-"""Of the time that the heart may be late: from when on requests are refused."""
+BATCH_SHARE: Final = 0.5  # of the work that may lie ahead of an interactive request
+KEEP: Final = 0.75  # of what a request costs by the beats before
 LOG_S: Final = 1.0  # between two lines of the log
 
 _log = logging.getLogger(__name__)
@@ -49,29 +50,36 @@ class Shedding:
     """The heart of one worker.
 
     Args:
-        late_us: how late it may beat; 0: nothing is refused.
+        most_us: how much work may lie ahead of an interactive request; 0: nothing is refused.
         spent_us: the processor time of the loop's thread.
+        now_us: a monotonic clock.
         told: hears of each request that is refused.
 
     Attributes:
-        is_behind: the last beat was so late that some may have to be refused; only then the rest need be asked.
+        is_behind: some may have to be refused; only then the rest need be asked.
+        begun: requests that came to the door.
     """
 
-    def __init__(self, late_us: int, spent_us: Clock, told: Told | None = None) -> None:
+    def __init__(self, most_us: int, spent_us: Clock, now_us: Clock, told: Told | None = None) -> None:
         self.is_behind = False
-        self._late_us = late_us
+        self.begun = 0
+        self._most_us: Mapping[Priority, float] = {"batch": most_us * BATCH_SHARE, "interactive": most_us}
         self._spent_us = spent_us
+        self._now_us = now_us
         self._told = told
-        self._due_us = 0
-        self._until_us: dict[Priority, float] = {"batch": math.inf, "interactive": math.inf}  # of processor time
         self._beat: asyncio.TimerHandle | None = None
+        self._beaten_us = self._counted = 0  # processor time, and `begun`, at the last beat
+        self._was_late = self._has_refused = False
+        self._work_us = self._requests = 0.0  # of the last beats, the later the more
+        self._cost_us = 0.0
+        self._busy_until_us = 0.0
         self._turned_away: Counter[Priority] = Counter()  # since the last beat
         self._to_log: Counter[str] = Counter()
         self._log_at = 0.0
 
     def start(self) -> None:
         """Beat from now on, in the running loop."""
-        if self._late_us:
+        if self._most_us["interactive"]:
             self._next()
 
     def close(self) -> None:
@@ -84,35 +92,49 @@ class Shedding:
     def turns_away(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request that is begun now has to be refused, as far as its head says; it is counted then."""
         priority: Priority = "batch" if headers.get(b"x-priority", b"").lower() == b"batch" else "interactive"
-        if self._spent_us() <= self._until_us[priority]:
-            return False
-        self._turned_away[priority] += 1
-        return True
+        if self._busy_until_us - self._now_us() > self._most_us[priority]:
+            self._turned_away[priority] += 1
+            return True
+        self._take()
+        return False
 
-    def check(self, caller: Caller, headers: Headers) -> None:
-        """Raise `QueueFull` where a request of `caller` that is begun now has to be refused."""
-        is_batch = caller.priority == "batch" or headers.get("x-priority", "").lower() == "batch"
-        priority: Priority = "batch" if is_batch else "interactive"
-        if self._spent_us() > self._until_us[priority]:
+    def check(self, caller: Caller, headers: Headers, *, is_taken: bool) -> None:
+        """Raise `QueueFull` where a request of `caller` has to be refused. `is_taken`: its head was let in."""
+        says_batch = headers.get("x-priority", "").lower() == "batch"
+        priority: Priority = "batch" if caller.priority == "batch" or says_batch else "interactive"
+        if is_taken and (says_batch or priority == "interactive"):
+            return
+        if self._busy_until_us - self._now_us() > self._most_us[priority]:
+            self._has_refused = True
             if self._told is not None:
                 self._told.shed(priority)
             raise behind()
+        if not is_taken:
+            self._take()
+
+    def _take(self) -> None:
+        """One more is in the virtual queue."""
+        self._busy_until_us = max(self._now_us(), self._busy_until_us) + self._cost_us
 
     def _next(self) -> None:
-        self._due_us = self._spent_us() + int(BEAT_S * 1e6)
-        self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._late)
+        self._beaten_us, self._counted = self._spent_us(), self.begun
+        self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._beats)
 
-    def _late(self) -> None:
-        was_late_us = self._spent_us() - self._due_us
+    def _beats(self) -> None:
+        spent_us = self._spent_us() - self._beaten_us
+        self._work_us = self._work_us * KEEP + spent_us
+        self._requests = self._requests * KEEP + self.begun - self._counted
+        self._cost_us = self._work_us / max(1.0, self._requests)
+        late_us = spent_us - BEAT_S * 1e6
+        is_late = late_us > self._most_us["batch"]
+        if not self.is_behind and is_late and self._was_late:
+            self.is_behind, self._busy_until_us = True, self._now_us() + late_us  # the next turn is as long
+        elif self.is_behind and not (is_late or self._has_refused or self._turned_away):
+            self.is_behind = False
+        self._was_late, self._has_refused = is_late, False
         if self._turned_away or self._to_log:
             self._tell()
         self._next()
-        self.is_behind = False
-        for priority, share in SHARES.items():
-            bound_us = self._late_us * share
-            is_late = was_late_us > bound_us
-            self._until_us[priority] = self._due_us + bound_us if is_late else math.inf
-            self.is_behind = self.is_behind or is_late
 
     def _tell(self) -> None:
         """Count what was turned away, and write of it once a second."""
@@ -133,5 +155,5 @@ def behind() -> QueueFull:
     return QueueFull("this gateway worker has more to do than it can")
 
 
-UNBOUNDED: Final = Shedding(0, lambda: 0)
+UNBOUNDED: Final = Shedding(0, lambda: 0, lambda: 0)
 """Refuses nothing."""

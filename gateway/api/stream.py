@@ -123,7 +123,7 @@ class StreamEndpoint:
             identify = self._caller(scope, headers)
             caller = await identify()
             if self._api.shedding.is_behind:
-                self._api.shedding.check(caller, headers)
+                self._api.shedding.check(caller, headers, is_taken=False)
             task = self._api.task(scope["path_params"]["task"])
             opening = _enter(headers, caller, task, identify, traced=traced)
         except GatewayError as error:

@@ -22,8 +22,11 @@ class Application(Protocol):
         """While it says so, `turned_away` is asked of each request."""
         ...
 
-    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | None:
-        """What a request is answered instead of being served, before anything is made for it; None: it is served."""
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | bool:
+        """What a request is answered instead of being served, before anything is made for it.
+
+        True: it may be served, as far as its head tells; false: its head alone does not tell.
+        """
         ...
 
     async def serve(self, exchange: Exchange) -> None:

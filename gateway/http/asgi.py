@@ -45,8 +45,9 @@ class Asgi:
 
         await self._app(exchange.scope, receive, send)
 
-    def turned_away(self, *_: object) -> None:
+    def turned_away(self, *_: object) -> bool:
         """Nobody is."""
+        return False
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One WebSocket."""

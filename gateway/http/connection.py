@@ -242,26 +242,28 @@ class Connection(asyncio.Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        if self._overload.is_behind and self._is_turned_away(first):
+        away = self._overload.is_behind and self._turned_away(first)
+        if away and away is not True:
+            self._away = away
+            self._head_timer = self._loop.call_later(HEAD_TIMEOUT_S, self._head_expired)  # its body has as long
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in first.items()}
         scope = heads.described(self._parser, self._url, fields, server=self._server, client=self._client)
         keeps_alive = scope["http_version"] != "1.0" and not self._is_stopping and self._parser.should_keep_alive()
         self._reading = exchange = Exchange(self, scope, headers, keeps_alive=keeps_alive)
+        if away:
+            exchange.is_taken = True
         if self._current is None and self.is_writable and not self._waiting:
             self._begin(exchange)
         else:
             self._waiting.append(exchange)
             self._pause_reading()
 
-    def _is_turned_away(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether that is all that happens to a request: told once its body has come, which is thrown away."""
+    def _turned_away(self, headers: dict[bytes, bytes]) -> Ready | bool:
+        """What is told to a request once its body has come, which is thrown away; else as `Application` has it."""
         if self._current or self._waiting or self._chunks or self._body_left > MOST_THROWN_AWAY or not self.is_writable:
             return False
-        away = self._away = self._app.turned_away(self._parser.get_method(), self._url, headers)
-        if away is not None:
-            self._head_timer = self._loop.call_later(HEAD_TIMEOUT_S, self._head_expired)  # its body has as long
-        return away is not None
+        return self._app.turned_away(self._parser.get_method(), self._url, headers)
 
     def _turn_away(self, away: Ready) -> None:
         self._away = None

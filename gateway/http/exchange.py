@@ -100,6 +100,7 @@ class Exchange:
         is_whole: all of its body has come.
         has_left: the caller is gone; what is still said to it is lost.
         has_begun / is_over: the answer's head was written; all of it was.
+        is_taken: it could have been turned away by its head, and was not.
         dress: puts headers of the application's own into every answer's.
         task: what works on it.
     """
@@ -118,6 +119,7 @@ class Exchange:
         "headers",
         "is_http10",
         "is_over",
+        "is_taken",
         "is_whole",
         "keeps_alive",
         "scope",
@@ -133,7 +135,7 @@ class Exchange:
         self.is_http10 = scope["http_version"] == "1.0"
         self.task: asyncio.Task[None] | None = None
         self.dress: Callable[[Headers], None] | None = None
-        self.is_whole = self.has_left = self.has_begun = self.is_over = False
+        self.is_whole = self.has_left = self.has_begun = self.is_over = self.is_taken = False
         self.unread = 0
         self._parts: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None

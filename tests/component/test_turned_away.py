@@ -31,10 +31,10 @@ class Heart(Shedding):
     def __init__(self) -> None:
         self.counts = {"batch": 0, "interactive": 0}
         self.recorded = []
-        super().__init__(0, lambda: 1, self)
+        super().__init__(0, lambda: 0, lambda: 0, self)
 
     def sheds(self, *priorities: str) -> None:
-        self._until_us = {name: 0.0 if name in priorities else 2.0 for name in self.counts}
+        self._most_us = {name: -1 if name in priorities else 0 for name in self.counts}
         self.is_behind = bool(priorities)
 
     def shed(self, priority) -> None:

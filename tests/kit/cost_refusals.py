@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from gateway import wiring
-from gateway.api.shedding import SHARES, Shedding
+from gateway.api.shedding import Shedding
 from gateway.core.switches import Scope, Switch
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_script import connect
@@ -46,7 +46,7 @@ class Heart(Shedding):
     @classmethod
     def is_late(cls, *, late: bool) -> None:
         """Whether all that comes is shed; it does not beat."""
-        cls.of_worker.is_behind, cls.of_worker._until_us = late, dict.fromkeys(SHARES, 0.0 if late else math.inf)
+        cls.of_worker.is_behind, cls.of_worker._busy_until_us = late, math.inf if late else 0.0
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def configuration(folder: Path, redis_url: str, llm_url: str) -> Path:
-    """A worker with a full server, one that is free, one that is gone, a blocked task and a key whose limit is used up."""
+    """A worker with a full server, one that is free, one that is gone, a blocked task and a used-up key."""
     servers = {
         "full": {"base_url": llm_url, "max_in_flight": 1, "max_queue_size": 0},
         "free": {"base_url": llm_url},
