@@ -1,11 +1,11 @@
 """What a worker refuses because it is itself behind: first requests of priority batch, then all.
 
 A worker is one event loop, which does what has come turn by turn. Where more comes than it can do, its turns get
-longer, every request in them later, and in the end all are answered too late. So a heart beats on the loop. Where two
-beats in a row come late, the worker is behind, and from then on it takes in only what it can do in time: it keeps the
-instant until which it has work (a virtual queue, as in the generic cell rate algorithm of ITU-T I.371). Each request
-that is let in puts that off by what one costs; where it lies too far ahead, the next one is refused. It is no longer
-behind when a whole beat has refused nothing.
+longer, every request in them later, and in the end all are answered too late. So a heart beats on the loop. Where a
+beat comes late, the worker takes in only what it can do in time: it keeps the instant until which it has work (a
+virtual queue, as in the generic cell rate algorithm of ITU-T I.371). Each request that is let in puts that off by what
+one costs; where it lies too far ahead, the next one is refused. One late beat may be one large request: the queue is
+taken for empty then. After another one soon after it, what made that late is taken to lie ahead again.
 
 Beats are late, and requests cost, in processor time of the loop's thread: a worker that others keep from its core, or a
 machine that stands still, has no more to do than before.
@@ -17,7 +17,7 @@ read, is refused at the door, with a record.
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Final, Protocol
 
@@ -28,7 +28,10 @@ from gateway.ports import Clock
 
 BEAT_S: Final = 0.05
 BATCH_SHARE: Final = 0.5  # of the work that may lie ahead of an interactive request
-KEEP: Final = 0.75  # of what a request costs by the beats before
+LOOKS_BACK: Final = 4  # beats of which two are late where there is a backlog: a short turn comes after a long one
+CALM: Final = 20  # beats in time, with nothing refused, after which a worker is no longer behind
+KEEP: Final = 0.9  # of what a request has cost by the beats before
+FEWEST: Final = 32  # requests that are let in at once, however dear they seem: one large one would keep out all others
 LOG_S: Final = 1.0  # between two lines of the log
 
 _log = logging.getLogger(__name__)
@@ -69,7 +72,9 @@ class Shedding:
         self._told = told
         self._beat: asyncio.TimerHandle | None = None
         self._beaten_us = self._counted = 0  # processor time, and `begun`, at the last beat
-        self._was_late = self._has_refused = False
+        self._late: deque[bool] = deque(maxlen=LOOKS_BACK)  # of the last beats
+        self._has_refused = False  # since the last beat
+        self._calm = 0  # beats since one that was late, or refused something
         self._work_us = self._requests = 0.0  # of the last beats, the later the more
         self._cost_us = 0.0
         self._busy_until_us = 0.0
@@ -122,16 +127,18 @@ class Shedding:
 
     def _beats(self) -> None:
         spent_us = self._spent_us() - self._beaten_us
-        self._work_us = self._work_us * KEEP + spent_us
-        self._requests = self._requests * KEEP + self.begun - self._counted
-        self._cost_us = self._work_us / max(1.0, self._requests)
         late_us = spent_us - BEAT_S * 1e6
         is_late = late_us > self._most_us["batch"]
-        if not self.is_behind and is_late and self._was_late:
-            self.is_behind, self._busy_until_us = True, self._now_us() + late_us  # the next turn is as long
-        elif self.is_behind and not (is_late or self._has_refused or self._turned_away):
-            self.is_behind = False
-        self._was_late, self._has_refused = is_late, False
+        self._late.append(is_late)
+        self._calm = 0 if is_late or self._has_refused or self._turned_away else self._calm + 1
+        self.is_behind = is_late or (self.is_behind and self._calm < CALM)
+        if is_late and sum(self._late) > 1:
+            self._busy_until_us = max(self._busy_until_us, self._now_us() + late_us)
+        # By the beats before: what this one was late by may be one large request, for which many others have waited.
+        self._cost_us = min(self._work_us / max(1.0, self._requests), self._most_us["interactive"] / FEWEST)
+        self._work_us = self._work_us * KEEP + spent_us
+        self._requests = self._requests * KEEP + self.begun - self._counted
+        self._has_refused = False
         if self._turned_away or self._to_log:
             self._tell()
         self._next()

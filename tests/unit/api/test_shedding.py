@@ -1,10 +1,10 @@
-"""A worker that is behind takes in what it can do in time: batch is shed first, then all; one late beat is none."""
+"""A worker that is behind takes in what it can do in time: batch is shed first, then all; one late beat is little."""
 
 import asyncio
 
 import pytest
 
-from gateway.api.shedding import BEAT_S, Shedding
+from gateway.api.shedding import BEAT_S, CALM, FEWEST, LOOKS_BACK, Shedding
 from gateway.core.errors import QueueFull
 from gateway.core.types import Caller
 
@@ -87,12 +87,23 @@ async def test_a_worker_that_keeps_up_refuses_nothing(heart):
         assert not heart.refuses(NIGHTLY)
 
 
-async def test_one_late_beat_says_nothing(heart):
-    heart.beats_after(10 * MOST_US)
-    assert not heart.refuses(NIGHTLY)
+async def test_one_late_beat_keeps_out_no_more_than_what_comes_at_once(heart):
     heart.beats_after(0)
+    heart.beats_after(10 * MOST_US)  # one large request
+    assert heart.taken() == pytest.approx(MOST_US // COST_US, abs=2)
+    for _ in range(LOOKS_BACK):
+        heart.beats_after(0)
     heart.beats_after(10 * MOST_US)
-    assert not heart.refuses(NIGHTLY)
+    assert heart.taken() == pytest.approx(MOST_US // COST_US, abs=2)
+
+
+async def test_after_two_late_beats_as_much_is_ahead_again(heart):
+    heart.beats_after(MOST_US)
+    heart.beats_after(0)  # a short turn comes after a long one
+    heart.beats_after(2 * MOST_US)
+    assert heart.taken() == 0
+    heart.now.us += MOST_US
+    assert heart.taken() == 1
 
 
 async def test_no_more_is_let_in_than_can_be_done_in_time(heart):
@@ -131,27 +142,34 @@ async def test_what_only_the_key_tells_is_judged_at_the_door_and_counts_once(hea
     assert heart.told.heard == ["batch", "batch"]
 
 
-async def test_it_is_over_after_a_beat_that_refused_nothing_in_time(heart):
+async def test_it_is_over_after_a_second_in_which_nothing_was_late_or_refused(heart):
+    def beats(count: int) -> list[bool]:
+        told = []
+        for _ in range(count):
+            heart.beats_after(0)
+            told.append(heart.of.is_behind)
+        return told
+
     heart.is_late()
+    assert all(beats(CALM - 1))
     heart.taken()
-    heart.beats_after(0)
-    assert heart.of.is_behind
+    assert all(beats(CALM))
     heart.beats_after(MOST_US)
-    assert heart.of.is_behind
-    heart.beats_after(0)
-    assert not heart.of.is_behind
+    assert all(beats(CALM - 1))
+    assert beats(1) == [False]
 
 
-async def test_dear_requests_are_let_in_more_seldom(heart):
+async def test_dear_requests_are_let_in_more_seldom_and_a_few_always(heart):
     heart.is_late()
     heart.now.us += 10 * MOST_US
-    many = heart.taken()
-    for _ in range(10):
-        heart.of.begun += 10
-        heart.spent.us += BEAT_US + MOST_US
-        heart.of._beats()
-    heart.now.us += 10 * MOST_US
-    assert 1 <= heart.taken() <= many // 10
+    assert heart.taken() == pytest.approx(MOST_US // COST_US, abs=2)
+    for each, few in ((50, MOST_US // 3000), (10, FEWEST), (1, FEWEST)):
+        for _ in range(100):
+            heart.of.begun += each
+            heart.spent.us += BEAT_US + MOST_US
+            heart.of._beats()
+        heart.now.us += 10**9
+        assert heart.taken() == pytest.approx(few, abs=2)
 
 
 async def test_no_bound_no_heart():
