@@ -21,6 +21,7 @@ from tests.kit.serving import ADMIN_TOKEN
 
 WARM_UP_S: Final = 3.0
 SAMPLE_EVERY_S: Final = 5.0
+CLOCK_MOVES_S: Final = 0.05  # more than its being put right bit by bit brings about between two samples
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _UNFORESEEN: Final = re.compile(r"Traceback|was never (retrieved|awaited)|Unclosed|destroyed but it is pending")
 
@@ -64,7 +65,7 @@ async def run(
         samples: dict[str, list[Sample]] = {}
         began = time.monotonic()
         clients = asyncio.create_task(traffic.run())
-        watching = asyncio.create_task(_watch(here, samples))
+        watching = asyncio.create_task(_watch(here, samples, result.findings))
         try:
             await asyncio.sleep(WARM_UP_S)
             _, late = await end.recovered(traffic, since=time.monotonic())
@@ -125,8 +126,14 @@ async def _ended(traffic: Traffic, clients: asyncio.Task[None]) -> list[Finding]
     return []
 
 
-async def _watch(here: World, samples: dict[str, list[Sample]]) -> None:
+async def _watch(here: World, samples: dict[str, list[Sample]], findings: list[Finding]) -> None:
+    """Memory and descriptors of the processes; and the machine's clock, by which Redis lets limits and pins end."""
+    ahead_s = time.time() - time.monotonic()
     while True:
+        moved_s, ahead_s = time.time() - time.monotonic() - ahead_s, time.time() - time.monotonic()
+        if abs(moved_s) > CLOCK_MOVES_S:
+            text = f"the machine's clock was moved by {moved_s:+.1f} s just before {time.monotonic():.1f}"
+            findings.append(Finding(rule="the clock goes on", text=text))
         for name, pid in here.processes().items():
             with contextlib.suppress(OSError):
                 samples.setdefault(name, []).append(_sample(pid))

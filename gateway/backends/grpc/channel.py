@@ -183,6 +183,7 @@ class GrpcChannel:
         except (OSError, UnicodeError) as error:  # TimeoutError among the first; the second for what is no host's name
             if connection is not None:
                 connection.close("no use of it")
+                connection = None  # the error's traceback has this frame, and the connection may have the error
             reason = str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
             self._failure = GrpcError("UNAVAILABLE", f"failed to connect to {self._target}: {reason}")
             self._retry_at = began + self._backoff_s

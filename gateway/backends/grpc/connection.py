@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final, cast
 
 from gateway.backends.grpc import http2
 from gateway.backends.grpc.headers import GrpcError, RequestHeaders, reset_error
@@ -68,13 +68,6 @@ class Connection(asyncio.BufferedProtocol):
         self._heard_at = self._loop.time()
         self._may_ping_at = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        self._control: dict[int, Callable[[int, int, memoryview], None]] = {
-            http2.RST_STREAM: self._on_reset,
-            http2.SETTINGS: self._on_settings,
-            http2.PING: self._on_ping,
-            http2.GOAWAY: self._on_goaway,
-            http2.WINDOW_UPDATE: self._on_window,
-        }
 
     # --- the channel's side -----------------------------------------------------------------------
 
@@ -201,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
                 elif kind == http2.HEADERS:
                     self._on_headers(flags, stream_id, payload)
                 else:
-                    self._control[kind](flags, stream_id, payload)
+                    self._CONTROL[kind](self, flags, stream_id, payload)
                 if self.is_closed:
                     return
         except Http2Error as error:
@@ -295,6 +288,15 @@ class Connection(asyncio.BufferedProtocol):
                 return
             stream.send_window = http2.widened(stream.send_window, size)
         self._pump()
+
+    # Of the class: bound methods in an object's own table are a cycle, which only a search for garbage would free.
+    _CONTROL: ClassVar[Mapping[int, Callable[["Connection", int, int, memoryview], None]]] = {
+        http2.RST_STREAM: _on_reset,
+        http2.SETTINGS: _on_settings,
+        http2.PING: _on_ping,
+        http2.GOAWAY: _on_goaway,
+        http2.WINDOW_UPDATE: _on_window,
+    }
 
     def _stream(self, stream_id: int) -> Stream | None:
         """None for a stream that has ended on our side, about which the server did not know yet."""

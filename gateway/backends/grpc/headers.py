@@ -77,6 +77,10 @@ class GrpcError(Exception):
         self.never_sent = never_sent
         self.is_reply = is_reply
 
+    def again(self) -> "GrpcError":
+        """The same to be raised, whose traceback nobody keeps: with it, frames and all they have would be a cycle."""
+        return GrpcError(self.code, self.details, never_sent=self.never_sent, is_reply=self.is_reply)
+
 
 class RequestHeaders:
     """The blocks of headers of one connection's requests, in the order in which they are sent."""

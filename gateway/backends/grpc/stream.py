@@ -99,7 +99,7 @@ class Stream:
         if not self.is_ended and self._error is None:
             await self._wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         if len(self._messages) != 1:
             raise GrpcError("INTERNAL", f"{len(self._messages)} messages in the answer to a unary call")
         return self._messages[0]
@@ -108,7 +108,7 @@ class Stream:
         """The next message; None after the last one. Raises `GrpcError` once all that came has been read."""
         while not self._messages:
             if self._error is not None:
-                raise self._error
+                raise self._error.again()
             if self.is_ended:
                 return None
             await self._wait()
@@ -295,6 +295,7 @@ class Stream:
 
     def _quit(self) -> None:
         """What comes now is for nobody. A request that is not all sent is none yet, and ends at once."""
+        self._timer.cancel()  # one that has run keeps what it ran, and so us, who have it
         self._is_quitting = True
         self._body = None
         left_s = self._sent_at + SETTLE_S - self._loop.time() if self.has_sent_all else 0
@@ -304,6 +305,7 @@ class Stream:
             self._drop()
 
     def _drop(self) -> None:
+        self._timer.cancel()
         if not self.is_ended:
             self._finish(None, ErrorCode.CANCEL)
 
