@@ -47,6 +47,10 @@ async def refused(gw: Harness, caller: Caller) -> str:
         (LIMITED, FaultKind.OVERLOADED, "rate_limited"),
         (FREE, FaultKind.OVERLOADED, "queue_full"),
         (FREE, FaultKind.REFUSED_INPUT, "invalid_input"),
+        (FREE, FaultKind.FAILED, "backend_error"),
+        (FREE, FaultKind.UNAVAILABLE, "no_healthy_backend"),
+        (FREE, FaultKind.BROKEN, "no_healthy_backend"),
+        (FREE, FaultKind.TIMEOUT, "deadline_exceeded"),
     ],
 )
 async def test_a_refusal_leaves_no_cycle(caller, kind, code):

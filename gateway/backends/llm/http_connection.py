@@ -37,6 +37,11 @@ class HttpError(Exception):
     def __init__(self, trouble: Trouble, text: str) -> None:
         super().__init__(f"{trouble.value}: {text}")
         self.trouble = trouble
+        self._text = text
+
+    def again(self) -> "HttpError":
+        """The same to be raised, whose traceback nobody keeps: with it, frames and all they have would be a cycle."""
+        return HttpError(self.trouble, self._text)
 
 
 class _Answer:
@@ -128,7 +133,7 @@ class Connection(asyncio.Protocol):
         """
         answer = self._answer
         if answer.unreadable is not None:
-            raise answer.unreadable
+            raise answer.unreadable.again()
         if answer.is_behind:
             await asyncio.sleep(0)
         while True:
@@ -233,6 +238,7 @@ class Connection(asyncio.Protocol):
             self.fail(HttpError(Trouble.CUT, f"the connection was closed during the answer{cause}"))
         else:
             self.fail(HttpError(Trouble.HUNG_UP, f"the connection was closed before any answer{cause}"))
+        del self._parser  # which holds us
 
     # --- httptools' side --------------------------------------------------------------------------
 
@@ -319,7 +325,7 @@ class Connection(asyncio.Protocol):
     def _more(self) -> asyncio.Future[None]:
         """It is done when something has come. Raises what has ended the exchange."""
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         self._waiter = self._loop.create_future()
         return self._waiter
 
