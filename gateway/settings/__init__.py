@@ -98,8 +98,8 @@ class ServerSettings(Section):
         default=500,
         ge=0,
         le=60_000,
-        description="a worker whose event loop has worked so long without coming round refuses requests, those of "
-        "priority batch at half of it; 0: never",
+        description="how much work may lie ahead of a request in a worker whose event loop is behind; others are "
+        "refused, those of priority batch at half of it; 0: never",
     )
     cors_origins: tuple[AnyOrigin, ...] = Field(
         default=(), description="web pages whose scripts may read the data plane's answers; `*`: any"
