@@ -207,11 +207,9 @@ CHAT = {"general_llm": {"contract": "chat", "timeout_ms": 120_000, "attempt_time
 CHAT_RULE = {"name": "chat", "split": [{"backend": "llm", "model": "m"}]}
 
 
-def chat_gateway(
-    bench: Bench, upstream: str, *, bounds: Mapping[str, int] = MappingProxyType({}), **options: Any
-) -> contextlib.AbstractAsyncContextManager[Served]:
-    """One whose chats go to the server at `upstream`, within the bounds of a backend."""
-    backends = {"llm": {"kind": "openai", "base_url": f"{upstream}/v1", **bounds}}
+def chat_gateway(bench: Bench, upstream: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Served]:
+    """One whose chats go to the server at `upstream`."""
+    backends = {"llm": {"kind": "openai", "base_url": f"{upstream}/v1"}}
     return gateway(bench, backends=backends, tasks=CHAT, rule=CHAT_RULE, **options)
 
 
