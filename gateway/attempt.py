@@ -70,11 +70,6 @@ class Plane(Protocol):
         ...
 
     @property
-    def board(self) -> BreakerBoard:
-        """The breakers."""
-        ...
-
-    @property
     def loads(self) -> LoadBoard:
         """What each place has to do."""
         ...
@@ -112,12 +107,14 @@ class Attempt:
     """A request at one place, and what has become known of it so far: what is not known yet stands in the class.
 
     Attributes:
+        board: the breakers that hear of it.
         backend_us: spent waiting for the backend; `gate_us`: in our own queue before it.
         queue_us: spent in the backend's own queue, where it tells.
         first_part_us: from the request's arrival to the first part of a streamed answer.
         began_us / ended_us: on the clock; 0 until then.
         fault: why it failed.
         span_id: that its place is told as the parent of what is done there; empty where no trace is recorded.
+        version: of the model that answers, where it tells.
         usage: final, with its cost, once the answers have ended, whichever way.
         is_sent / is_over: the backend has the request; it has no more to do with it.
         has_begun / has_failed: a part of its answer has come; it failed.
@@ -133,6 +130,7 @@ class Attempt:
     plan: Plan
     step: attempts.Try
     on: Plane
+    board: BreakerBoard
     work: Work | None = None
     check: Callable[[], None] = _nothing
     backend_us: int = field(default=0, init=False)
@@ -164,7 +162,7 @@ class Attempt:
 
         The breaker hears of the attempt: that it is made, and whether it fails.
         """
-        place, board, clock = self.step.place, self.on.board, self.on.clock
+        place, board, clock = self.step.place, self.board, self.on.clock
         self.began_us = clock()
         board.trying(place, now_us=self.began_us, within_us=self.step.begin_within_us)
         try:
@@ -320,7 +318,7 @@ class Attempt:
     def _begin(self, part: Part, now_us: int) -> None:
         """The first part has come. It works: others need not wait for the end."""
         self.has_begun = True
-        self.on.board.began(self.step.place)
+        self.board.began(self.step.place)
         is_stream = isinstance(part, STREAMED)
         if is_stream:
             self.first_part_us = now_us - self.request.received_us
@@ -405,7 +403,7 @@ class Attempt:
 
     def _judge(self, failed: BackendError) -> None:
         """Whose fault it is; the fault's words become those of the task's own input."""
-        request, place, board = self.request, self.step.place, self.on.board
+        request, place, board = self.request, self.step.place, self.board
         fault = replace(failed.fault, place=place)
         names_tensors = bool(request.model) and "tensors" in self.task.contract.speaks
         if names_tensors or (request.model and place.model == request.model):

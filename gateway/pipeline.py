@@ -385,6 +385,7 @@ class Pipeline:
             plan=plan,
             step=step,
             on=self,
+            board=self.board,
             work=walk.estimate.known,
             check=lambda: self._check_sending(walk, step.place),
         )

@@ -15,13 +15,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from gateway import attempt
 from gateway.attempt import Attempt, Task
-from gateway.core import cost
+from gateway.attempt import Plane as AttemptPlane
 from gateway.core.attempts import Try
 from gateway.core.breaker import BreakerBoard
 from gateway.core.errors import BackendError, GatewayError, InternalError
-from gateway.core.loads import LoadBoard
 from gateway.core.recording import weight
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
@@ -33,8 +31,7 @@ from gateway.core.shadows.shadow_reports import Pair, ShadowResult
 from gateway.core.types import InferenceRequest, Part, Place, Route, Timing, Usage
 from gateway.core.watching import counting
 from gateway.core.watching.figures import Series
-from gateway.gate import Gate
-from gateway.ports import Backend, Clock, Sequences, ShadowResults
+from gateway.ports import Clock, ShadowResults
 
 MOST_AT_ONCE: Final = 16  # of one worker
 MAX_KEPT_BYTES: Final = 2**20  # of an answer; a longer one is not compared
@@ -44,7 +41,7 @@ GRACE_S: Final = 1.0  # after the time that its backend had, for one that does n
 _log = logging.getLogger(__name__)
 
 
-class Plane(attempt.Plane, Protocol):
+class Plane(AttemptPlane, Protocol):
     """What a shadow needs of the pipeline whose requests it copies."""
 
     @property
@@ -77,20 +74,6 @@ class Compared(Protocol):
     def __call__(self, series: Series, *, agreed: bool) -> None:
         """Never waits, never raises."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Aside:
-    """The plane of a copy's attempt: that of real requests, with other breakers."""
-
-    backends: Mapping[str, Backend]
-    gates: Mapping[str, Gate]
-    sequences: Sequences
-    board: BreakerBoard
-    loads: LoadBoard
-    prices: cost.PriceTable
-    usd_per_hour: Mapping[str, float]
-    clock: Clock
 
 
 @dataclass(slots=True)
@@ -290,12 +273,12 @@ class Shadows:
             self._tell(copy, real, outcome="failed", failure=InternalError.code)
 
     async def _sent(self, copy: Copy, real: _Real) -> None:
-        attempt_ = self._attempt(copy)
+        attempt = self._attempt(copy)
         answer = _Kept() if copy.kept.parts else _Kept(parts=None)
         failure = ""
         copy.is_at_gate = True
         try:
-            async with asyncio.timeout(attempt_.step.timeout_us / 1e6 + GRACE_S), aclosing(attempt_.answers()) as parts:
+            async with asyncio.timeout(attempt.step.timeout_us / 1e6 + GRACE_S), aclosing(attempt.answers()) as parts:
                 async for part in parts:
                     answer.add(part)
         except BackendError as failed:
@@ -317,9 +300,9 @@ class Shadows:
             failure=failure,
             comparison=compared,
             real_us=real.timing.backend_us,
-            shadow_us=attempt_.backend_us,
+            shadow_us=attempt.backend_us,
             real_nano_usd=real.usage.cost_nano_usd,
-            shadow_nano_usd=attempt_.usage.cost_nano_usd,
+            shadow_nano_usd=attempt.usage.cost_nano_usd,
         )
 
     def _attempt(self, copy: Copy) -> Attempt:
@@ -338,22 +321,13 @@ class Shadows:
             headers={},
             trace=None,
         )
-        aside = _Aside(
-            backends=on.backends,
-            gates=on.gates,
-            sequences=on.sequences,
-            board=self._board,
-            loads=on.loads,
-            prices=on.prices,
-            usd_per_hour=on.usd_per_hour,
-            clock=on.clock,
-        )
         return Attempt(
             request=request,
             task=task,
             plan=Plan(rule=copy.rule, revision=0, candidates=(copy.place,)),
             step=Try(place=copy.place, begin_within_us=task.timeout_us, timeout_us=task.timeout_us),
-            on=aside,
+            on=on,
+            board=self._board,
         )
 
     def _skip(self, copy: Copy, real: _Real) -> None:
