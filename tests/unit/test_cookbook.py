@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from gateway.core.rules import parse_rules
-from gateway.core.rules.matching import Circumstances, PlanTable
+from gateway.core.rules.matching import Circumstances, RuleTable
 from gateway.core.types import Caller, InferenceRequest
 from tests.kit.manuals import ROOT, blocks
 
@@ -50,7 +50,7 @@ def test_a_recipe_takes_what_it_says(recipe, rule, asked):
     caller = Caller(tenant=asked.get("tenant", "dev"), key_id="k")
     said = {name: value for name, value in asked.items() if name not in ("tenant", "tokens", "now_s")}
     request = InferenceRequest(id="r", caller=caller, input=None, received_us=0, deadline_us=1, **said)
-    found = PlanTable(parse_rules(RECIPES[recipe])).find(
+    found = RuleTable(parse_rules(RECIPES[recipe])).find(
         request, Circumstances(now_s=lambda: now_s, input_tokens=lambda: tokens)
     )
     assert found is not None

@@ -77,7 +77,7 @@ class _Candidates:
         return found
 
 
-class PlanTable:
+class RuleTable:
     """Rules in their order. A kind of caller that came before is held only against the rules that may be its own."""
 
     __slots__ = ("_memo", "_rules")

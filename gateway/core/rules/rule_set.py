@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.rules.matching import NOWHERE, Circumstances, PlanTable
+from gateway.core.rules.matching import NOWHERE, Circumstances, RuleTable
 from gateway.core.rules.rule import Rule
 from gateway.core.switches import NO_SWITCHES, Switches
 from gateway.core.types import Caller, InferenceRequest
@@ -16,14 +16,14 @@ class RuleSet:
     revision: int
     rules: tuple[Rule, ...]
     switches: Switches = NO_SWITCHES
-    table: PlanTable = field(init=False, repr=False, compare=False)
+    table: RuleTable = field(init=False, repr=False, compare=False)
     headers: frozenset[str] = field(init=False, repr=False, compare=False)
     """The names of those that its rules match on."""
     plans: dict[tuple[str, str, str], Any] = field(init=False, repr=False, compare=False)
     """What `core.routing` has settled once for all, by rule, and by the model and version that a request names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", PlanTable(self.rules))
+        object.__setattr__(self, "table", RuleTable(self.rules))
         object.__setattr__(self, "plans", {})
         object.__setattr__(self, "headers", frozenset(name for rule in self.rules for name in rule.match.headers))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.core.rules import Match, Rule, RuleSet, Target, TimeWindow, check_shared_limits, check_speech, parse_rules
 from gateway.core.rules import rules_document as written
 from gateway.core.rules.fields import RuleError
-from gateway.core.rules.matching import NOWHERE, Circumstances, PlanTable, is_within, why_not
+from gateway.core.rules.matching import NOWHERE, Circumstances, RuleTable, is_within, why_not
 from gateway.core.types import Caller, InferenceRequest
 
 MONDAY_NOON = 1_700_481_600.0  # 2023-11-20 12:00 UTC
@@ -272,14 +272,14 @@ REQUESTS = st.builds(
 @given(st.lists(st.tuples(MATCHES, st.booleans()), max_size=8), st.lists(REQUESTS, min_size=1, max_size=8))
 def test_the_table_finds_the_first_rule_that_a_look_through_all_of_them_finds(matches, requests):
     rules = [replace(rule(f"r{i}"), match=match, enabled=on) for i, (match, on) in enumerate(matches)]
-    table = PlanTable(rules)
+    table = RuleTable(rules)
     for made in requests:
         first = next((one for one in rules if one.enabled and why_not(one.match, made, NOWHERE) is None), None)
         assert table.find(made, NOWHERE) is first
 
 
 def test_callers_that_name_many_models_fill_no_memory():
-    table = PlanTable([rule(model="m*"), rule("all")])
+    table = RuleTable([rule(model="m*"), rule("all")])
     for i in range(10_000):
         table.find(request(model=f"m{i}"), NOWHERE)
     assert len(table._memo) <= 4096
