@@ -32,7 +32,7 @@ from gateway.core.loads import LoadBoard
 from gateway.core.replicas import FEW, Draw, ReplicaLoads
 from gateway.core.routing import Plan
 from gateway.core.rules.matching import MEMO, Circumstances
-from gateway.core.switches import blocked
+from gateway.core.switches import Switch, blocked
 from gateway.core.types import Event, Finished, InferenceRequest, Part, Parts, Place
 from gateway.estimates import Estimate
 from gateway.gate import Gate
@@ -158,8 +158,8 @@ class Pipeline:
         )
 
     def _take_rule(self, walk: Walk) -> None:
-        """Find its rule in the set in force now, and keep to its time limits. Raises `Blocked`."""
-        rules = walk.rules = self.rules.current()
+        """Find its rule in `walk.rules`, and keep to its time limits. Raises `Blocked`."""
+        rules = walk.rules
         at = Circumstances(now_s=self._now_s, input_tokens=walk.estimate.input_tokens)
         rule = walk.rule = rules.rule_of(walk.request, at)
         if rule is not None and walk.admitted_us is None:  # what has begun in one order is not put in another
@@ -182,11 +182,19 @@ class Pipeline:
 
     def _refuse_blocked(self, walk: Walk, request: InferenceRequest | None = None) -> None:
         """Raise `Blocked` where a switch that is in force now stops it, or `request` in its stead."""
-        now_ms = self.wall_clock() // 1000
-        switch = self.rules.current().switches.refusing(request or walk.request, now_ms)
+        switch = self._refusing(request or walk.request)
         if switch is not None:
             walk.refused_by = switch
-            raise blocked(switch, now_ms)
+            raise blocked(switch, self.wall_clock() // 1000)
+
+    def _refusing(self, request: InferenceRequest) -> Switch | None:
+        """The switch in force now for which `request` is not served at all."""
+        return self.rules.current().switches.refusing(request, self.wall_clock() // 1000)
+
+    def _closed(self, place: Place, *, goes_on: bool = False) -> str | None:
+        """Which switch closes `place` now, in words; `goes_on`: to a sequence whose state is there."""
+        switch = self.rules.current().switches.closing(place, self.wall_clock() // 1000, goes_on=goes_on)
+        return f"closed by {switch}" if switch else None
 
     async def _admit(self, walk: Walk) -> None:
         """Take what the request will use, and wait for its turn where its order says so. Raises `GatewayError`."""
@@ -258,7 +266,9 @@ class Pipeline:
     async def _route(self, walk: Walk) -> None:
         """Plan where it goes, by the rules that are in force now: it may have waited for its turn. Raises `Blocked`."""
         walk.routing_us = self.clock()
-        if walk.rules is not self.rules.current():
+        rules = self.rules.current()
+        if walk.rules is not rules:
+            walk.rules = rules
             self._take_rule(walk)
         plan = walk.plan = self._settled(walk)
         if walk.request.sequence is not None:  # what has begun goes on where its state is
@@ -323,31 +333,22 @@ class Pipeline:
                 await asyncio.sleep(step.pause_us / 1e6)
             if self.rules.current().switches:
                 self._refuse_blocked(walk)
-            if reason := self._why_not_now(step.place, walk):  # health has moved on since the plan was made
+            # Health has moved on since the plan was made. What keeps a sequence's state is tried while it is drained.
+            goes_on, place = walk.request.goes_on, step.place
+            if reason := self._closed(place, goes_on=True) if goes_on else self.why_not(place):
                 walk.faults.append(Fault(kind=FaultKind.SKIPPED, message=reason, place=step.place))
             elif not walk.faults or walk.attempts[-1].is_turned_away or self._budget(walk).take(self.clock()):
                 return step
             else:
                 raise attempts.told(walk.faults)
 
-    def _why_not_now(self, place: Place, walk: Walk) -> str | None:
-        """Why `place` may not be tried any more; what keeps the state of its sequence may be, while it is drained."""
-        return self._closed(place, walk) if walk.has_begun else self.why_not(place)
-
-    def _closed(self, place: Place, walk: Walk) -> str | None:
-        """Which switch keeps it from `place` now."""
-        switches = self.rules.current().switches
-        closing = switches.closing(place, self.wall_clock() // 1000, has_begun=walk.has_begun) if switches else None
-        return f"closed by {closing}" if closing else None
-
     def _check_sending(self, walk: Walk, place: Place) -> None:
         """Raise what keeps it from being sent to `place`, whose server it may have waited for."""
         walk.check_turn()
-        rules = self.rules.current()
-        if rules is walk.rules or not rules.switches:
+        if self.rules.current() is walk.rules:
             return
-        switch = rules.switches.refusing(walk.request, self.wall_clock() // 1000)
-        reason = f"refused by {switch}" if switch else self._closed(place, walk)
+        switch = self._refusing(walk.request)
+        reason = f"refused by {switch}" if switch else self._closed(place, goes_on=walk.request.goes_on)
         if reason:  # as of a place that cannot take it: its hedge, if there is one, is under way and may go on
             raise BackendError(Fault(kind=FaultKind.SKIPPED, message=reason))
 
@@ -447,16 +448,14 @@ class Pipeline:
 
     def is_refused(self, request: InferenceRequest) -> bool:
         """Whether a switch keeps such a request from being served now."""
-        switches = self.rules.current().switches
-        return bool(switches) and switches.refusing(request, self.wall_clock() // 1000) is not None
+        return self._refusing(request) is not None
 
     def why_not(self, place: Place) -> str | None:
         """None where `place` may be tried now, else the reason."""
         if place.backend not in self.backends:
             return routing.BACKEND_OFF
-        switches = self.rules.current().switches
-        if switches and (closing := switches.closing(place, self.wall_clock() // 1000)):
-            return f"closed by {closing}"
+        if self.rules.current().switches and (reason := self._closed(place)):
+            return reason
         return self.board.why_not(place, self.clock())
 
     def why_not_any(self, place: Place) -> str | None:

@@ -74,11 +74,6 @@ class Walk:
         """Whether the request is put in order in this way."""
         return bool(self.request.ordering_key) and self.found is None and self.policies.ordering.mode == mode
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether it goes on with a sequence, whose state is somewhere."""
-        return self.request.sequence is not None and not self.request.sequence.is_start
-
     def places(self) -> Iterator[Place]:
         """Where it is under way now."""
         return (attempt.step.place for attempt in self.attempts if attempt.is_sent and not attempt.is_over)

@@ -111,21 +111,17 @@ class Switches:
         return tuple([one for one in self.items if now_ms < one.expires_ms])
 
     def refusing(self, request: InferenceRequest, now_ms: int) -> Switch | None:
-        """The switch for which `request` is not served at all.
-
-        A drain lets sequences that have begun go on.
-        """
-        has_begun = request.sequence is not None and not request.sequence.is_start
+        """The switch for which `request` is not served at all. A drain lets sequences that have begun go on."""
         for one in self.in_force(now_ms):
-            stops = one.action == "block" or (one.action == "drain" and not has_begun)
+            stops = one.action == "block" or (one.action == "drain" and not request.goes_on)
             if stops and one.scope.has_request(request):
                 return one
         return None
 
-    def closing(self, place: Place, now_ms: int, *, has_begun: bool = False) -> Switch | None:
-        """The switch for which nothing is sent to `place`; `has_begun`: unless for a sequence whose state is there."""
+    def closing(self, place: Place, now_ms: int, *, goes_on: bool = False) -> Switch | None:
+        """The switch for which nothing is sent to `place`; `goes_on`: unless for a sequence whose state is there."""
         for one in self.in_force(now_ms):
-            stops = one.action == "block" or (one.action == "drain" and not has_begun)
+            stops = one.action == "block" or (one.action == "drain" and not goes_on)
             if stops and one.scope.has_place(place):
                 return one
         return None

@@ -150,6 +150,11 @@ class InferenceRequest:
     session: str = ""
     trace: Trace | None = None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it goes on with a sequence, whose state is somewhere."""
+        return self.sequence is not None and not self.sequence.is_start
+
 
 # --- what a backend is asked -------------------------------------------------------------------
 

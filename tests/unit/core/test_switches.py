@@ -67,7 +67,7 @@ def test_a_drain_lets_sequences_go_on(action: str, *, is_start: bool, stops: boo
     asked = request(sequence=SequenceStep(id=7, is_start=is_start))
     assert bool(Switches(items=(switch(action),)).refusing(asked, 0)) is stops
     places = Switches(items=(switch(action, "backend", "triton"),))
-    assert bool(places.closing(PLACE, 0, has_begun=not is_start)) is stops
+    assert bool(places.closing(PLACE, 0, goes_on=not is_start)) is stops
 
 
 def test_a_drain_stops_what_is_of_no_sequence():
