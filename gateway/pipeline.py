@@ -85,7 +85,7 @@ class Pipeline:
     full: set[str] = field(default_factory=set)
 
     async def handle(
-        self, request: InferenceRequest, *, on_admitted: Callable[[], object] = bool
+        self, request: InferenceRequest, *, on_admitted: Callable[[], object] | None = None
     ) -> AsyncGenerator[Event, None]:
         """Answer `request` as events. Raises `GatewayError` and nothing else.
 
@@ -149,7 +149,7 @@ class Pipeline:
         if isinstance(error, QueueFull) and walk.rule is not None:
             self.full.add(walk.rule.name)
 
-    def _begin(self, request: InferenceRequest, on_admitted: Callable[[], object] = bool) -> Walk:
+    def _begin(self, request: InferenceRequest, on_admitted: Callable[[], object] | None = None) -> Walk:
         task = self.tasks[request.task]
         estimate = Estimate(request, task, self)
         rules, until_us = self.rules.current(), request.deadline_us
@@ -222,7 +222,8 @@ class Pipeline:
         walk.admitted_us = self.clock()
         if not walk.verdict.allowed:
             raise refusal(walk.verdict)
-        walk.on_admitted()
+        if walk.on_admitted is not None:
+            walk.on_admitted()
         if walk.is_ordered("serial"):
             await self._turn(walk)
 

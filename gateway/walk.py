@@ -47,7 +47,7 @@ class Walk:
     estimate: Estimate
     until_us: int
     rules: RuleSet
-    on_admitted: Callable[[], object] = bool  # which does nothing
+    on_admitted: Callable[[], object] | None = None
     rule: Rule | None = field(default=None, init=False)
     policies: Policies = field(default=DEFAULT, init=False)
     recall: Recall | None = field(default=None, init=False)

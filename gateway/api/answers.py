@@ -25,7 +25,7 @@ from gateway.pipeline import Pipeline
 
 
 async def unary(
-    pipeline: Pipeline, request: InferenceRequest, *, on_admitted: Callable[[], object] = bool
+    pipeline: Pipeline, request: InferenceRequest, *, on_admitted: Callable[[], object] | None = None
 ) -> tuple[Started, Answer | Message | Tensors, Finished]:
     """The events of an answer that comes whole. `on_admitted`: see `Pipeline.handle`."""
     started: Started | None = None

@@ -73,7 +73,7 @@ async def _answer(visit: Visit, task: Task, given: object, parameters: object) -
 
 
 async def answered(
-    visit: Visit, task: Task, given: object, parameters: object, *, on_admitted: Callable[[], object] = bool
+    visit: Visit, task: Task, given: object, parameters: object, *, on_admitted: Callable[[], object] | None = None
 ) -> tuple[dict[str, Any], Started, Finished]:
     """The task's answer as a document, with the events around it. Raises `GatewayError`.
 
