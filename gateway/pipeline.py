@@ -284,6 +284,8 @@ class Pipeline:
         """Try candidates until one begins to answer: the first part of that, and where the others will come from."""
         plan = walk.planned
         self._budget(walk).request()
+        if not plan.candidates:
+            raise attempts.nobody(plan, cooling_us=self.board.shortest_cooling_us(plan.refusals, self.clock()))
         while True:
             step = await self._next_step(plan, walk)
             parts = self._parts(plan, step, walk)
@@ -311,13 +313,10 @@ class Pipeline:
     async def _next_step(self, plan: Plan, walk: Walk) -> attempts.Try:
         """Where to go next, its pause waited. Raises the `GatewayError` to give up with."""
         while True:
-            now_us = self.clock()
-            if not plan.candidates:
-                raise attempts.nobody(plan, cooling_us=self.board.shortest_cooling_us(plan.refusals, now_us))
             step = attempts.next_attempt(
                 plan,
                 walk.faults,
-                now_us=now_us,
+                now_us=self.clock(),
                 deadline_us=walk.request.deadline_us,
                 attempt_timeout_us=walk.task.attempt_timeout_us,
                 draw=self.draw,

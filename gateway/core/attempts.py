@@ -30,6 +30,10 @@ MIN_ATTEMPT_US = 5_000  # less than this cannot bring an answer from any backend
 FIRST_PAUSE_US: Final = 500_000
 LONGEST_PAUSE_US: Final = 8_000_000
 LONGEST_COOLING_US: Final = 600_000_000  # what asks for more is asked again after that
+# Of `RetryBudget`: the share and the rate are the defaults of Finagle's.
+RETRY_SHARE: Final = 0.2
+RETRIES_PER_S: Final = 10.0
+RETRY_RESERVE: Final = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,8 @@ def next_attempt(
 ) -> Try | GiveUp:
     """Decide from the faults so far (one per attempt made, oldest first, each with its place).
 
+    `plan` has candidates: `nobody` is the error for one that has none.
+
     While another candidate remains, a backend must begin to answer within `attempt_timeout_us`, so that a hung one
     leaves time for the next; the last candidate has all that is left. Once it answers, only the deadline counts.
 
@@ -165,8 +171,6 @@ def next_attempt(
     after a pause that doubles with every round ("full jitter": a random part of it, so that callers who failed together
     do not come back together), or as long as the place itself asked for.
     """
-    if not plan.candidates:
-        return GiveUp(error=nobody(plan))
     if faults and (not CONSEQUENCES[faults[-1].kind].try_next or _kills(faults)):
         return GiveUp(error=told(faults))
     left_us = deadline_us - now_us
@@ -258,11 +262,6 @@ class RetryBudget:
             return False
         self._left -= 1
         return True
-
-
-RETRY_SHARE: Final = 0.2  # Finagle's default
-RETRIES_PER_S: Final = 10.0  # the same
-RETRY_RESERVE: Final = 1000.0
 
 
 def is_turned_away(fault: Fault, *, is_sent: bool) -> bool:

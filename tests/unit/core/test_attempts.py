@@ -84,12 +84,10 @@ def test_the_callers_own_faults_never_blame_a_backend():
 
 
 def test_nobody_to_ask_is_a_503_that_names_the_rule():
-    assert "rule 'r'" in step([]).error.detail
-    nowhere = next_attempt(
-        Plan(rule="", revision=1, candidates=()), [], now_us=0, deadline_us=10**6, attempt_timeout_us=1
-    )
-    assert nowhere.error.detail == "no enabled rule routes this task"
-    assert nowhere.error.code == "no_healthy_backend"
+    assert "rule 'r'" in nobody(plan()).detail
+    nowhere = nobody(Plan(rule="", revision=1, candidates=()))
+    assert nowhere.detail == "no enabled rule routes this task"
+    assert nowhere.code == "no_healthy_backend"
 
 
 @pytest.mark.parametrize(
