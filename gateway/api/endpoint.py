@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -37,8 +37,8 @@ from gateway.http.exchange import Exchange, Response
 from gateway.pipeline import Pipeline, Task
 
 _log = logging.getLogger(__name__)
+NOBODY: Final = Caller(key_id="", tenant="")
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
-
 
 Traced = Callable[[Headers, Scope], Trace | None]
 """The trace of a request by its headers and its ASGI scope; None where there is none."""
@@ -188,7 +188,7 @@ class Endpoint:
             headers=headers,
             id=request_id(headers),
             received_us=api.pipeline.clock(),
-            caller=_NOBODY,
+            caller=NOBODY,
             trace=api.traced(headers, scope),
         )
         try:
@@ -238,6 +238,3 @@ def request_id(headers: Headers) -> str:
     """The caller's own id where it is safe to repeat in logs and headers, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
-
-
-_NOBODY = Caller(key_id="", tenant="")

@@ -16,7 +16,7 @@ from gateway.api.answers import timing, unary
 from gateway.api.auth import authorize, authorized_priority, shown_key
 from gateway.api.body import json_object
 from gateway.api.cors import may_come_from
-from gateway.api.endpoint import Api, request_id
+from gateway.api.endpoint import NOBODY, Api, Visit, request_id
 from gateway.api.errors import problem, problem_body
 from gateway.api.request_headers import Headers, headers_of, priority, timeout_us
 from gateway.core.errors import (
@@ -115,30 +115,23 @@ class StreamEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket from its handshake to its close."""
-        headers = headers_of(scope)
-        began_us, traced = self._api.pipeline.clock(), partial(self._api.traced, headers, scope)
+        api, headers = self._api, headers_of(scope)
+        began_us, traced = api.pipeline.clock(), partial(api.traced, headers, scope)
+        visit = Visit(
+            api=api, scope=scope, headers=headers, id=request_id(headers), received_us=began_us, caller=NOBODY
+        )
         await receive()  # websocket.connect
-        caller, task = Caller(key_id="", tenant=""), None
         try:
             identify = self._caller(scope, headers)
-            caller = await identify()
-            if self._api.shedding.is_behind:
-                self._api.shedding.check(caller, headers, is_taken=False)
-            task = self._api.task(scope["path_params"]["task"])
-            opening = _enter(headers, caller, task, identify, traced=traced)
+            visit.caller = await identify()
+            if api.shedding.is_behind:
+                api.shedding.check(visit.caller, headers, is_taken=False)
+            opening = _enter(visit, identify, traced=traced)
         except GatewayError as error:
-            record = RequestRecord(
-                id=request_id(headers),
-                task=task.name if task else "",
-                tenant=caller.tenant,
-                key_id=caller.key_id,
-                total_us=self._api.pipeline.clock() - began_us,
-                error=error,
-                trace=traced(),
-            )
-            self._api.pipeline.observer.refused(record)
+            visit.trace = traced()
+            visit.refused(error)
             response = problem(error)
-            response.headers["x-request-id"] = record.id
+            response.headers["x-request-id"] = visit.id
             await refuse_websocket(response, send)
             return
         chosen = PROTOCOL if PROTOCOL in scope["subprotocols"] else None
@@ -146,7 +139,7 @@ class StreamEndpoint:
         draining = scope["extensions"].get(DRAINING) or asyncio.Event()
         with suppress(OSError):  # the peer has left
             await send({"type": "websocket.accept", "subprotocol": chosen, "headers": told})
-            await Stream(self._api, opening, send).run(receive, draining)
+            await Stream(api, opening, send).run(receive, draining)
 
     def _caller(self, scope: Scope, headers: Headers) -> Callable[[], Awaitable[Caller]]:
         """What tells who comes, now and later. Raises `Unauthorized`, and `Forbidden` for another site's page."""
@@ -161,26 +154,19 @@ class StreamEndpoint:
         return lambda: self._api.keys.authenticate(shown, origin)
 
 
-def _enter(
-    headers: Headers,
-    caller: Caller,
-    task: Task,
-    identify: Callable[[], Awaitable[Caller]],
-    *,
-    traced: Callable[[], Trace | None],
-) -> Opening:
+def _enter(visit: Visit, identify: Callable[[], Awaitable[Caller]], *, traced: Callable[[], Trace | None]) -> Opening:
     """What the socket is for. Raises `GatewayError`."""
-    authorize(caller, task.name)
-    asked = priority(headers)
-    authorized_priority(caller, asked)
+    task = visit.enter(visit.api.task(visit.scope["path_params"]["task"]))
+    asked = priority(visit.headers)
+    authorized_priority(visit.caller, asked)
     if not task.contract.is_sequence:
         raise NotFound(f"the task '{task.name}' has no stream: it keeps no state from request to request")
     return Opening(
-        id=request_id(headers),
-        caller=caller,
+        id=visit.id,
+        caller=visit.caller,
         identify=identify,
         task=task,
-        timeout_us=timeout_us(headers, task),
+        timeout_us=timeout_us(visit.headers, task),
         priority=asked,
         traced=traced,
     )
