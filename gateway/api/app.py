@@ -44,8 +44,6 @@ _WITHOUT_V1: Final = ("/chat", "/completions", "/responses", "/embeddings", "/mo
 _OPENAI_PREFIXES: Final = tuple(
     f"/v1{path}" for path in (*_WITHOUT_V1, "/audio", "/batches", "/files", "/images", "/moderations", "/v1/")
 )
-
-
 _OPEN_PATHS: Final = (b"/v1/tasks/", b"/v2/models/")  # that go on with a name
 
 
@@ -74,7 +72,7 @@ class App:
         self._protocol = protocol
         self._body = body
         self.overload = shedding
-        self._ready = _ready_refusals()
+        self._refusals = _refusals()
         paths = [*table, *sockets]
         self._fixed = frozenset(path for path in paths if "{" not in path)
         patterns = ((path, compile_path(path)) for path in paths if "{" in path)
@@ -99,15 +97,15 @@ class App:
         """429 for what the worker sheds, in the form of the path, before the key is looked at."""
         if method != b"POST" or b"expect" in headers:
             return False
-        ready = self._ready.get(url) or self._ready_at(url)
-        return ready is not None and (not self.overload.turns_away(headers) or ready)
+        refusal = self._refusals.get(url) or self._refusal_at(url)
+        return refusal is not None and (not self.overload.turns_away(headers) or refusal)
 
-    def _ready_at(self, url: bytes) -> Ready | None:
+    def _refusal_at(self, url: bytes) -> Ready | None:
         """Of a path that goes on with a name, or with a query."""
         for path in _OPEN_PATHS:
             if url.startswith(path):
-                return self._ready[path]
-        return self._ready.get(url.partition(b"?")[0])
+                return self._refusals[path]
+        return self._refusals.get(url.partition(b"?")[0])
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one WebSocket; see ASGI."""
@@ -183,7 +181,7 @@ def create_app(api: Api) -> Application:
     return Cors(app, api.cors_origins) if api.cors_origins else app
 
 
-def _ready_refusals() -> Mapping[bytes, Ready]:
+def _refusals() -> Mapping[bytes, Ready]:
     """What is shed, by its path, or by the beginning of one that goes on with a name."""
     forms = {path.encode(): form for method, path, _, form in PATHS if method == "POST" and "{" not in path}
     forms |= dict(zip(_OPEN_PATHS, (problem, oip_error), strict=True))
