@@ -226,22 +226,16 @@ class TritonBackend:
 
     def _adopt(self) -> None:
         """Servers come and go with the addresses that are known."""
-        known = self._addresses.known()
-        for target in [target for target in self._targets() if target not in known]:
-            leaving = self._replicas.pop(self._name_of(target))
+        is_alone = self._addresses.is_one_socket
+        known = {"" if is_alone else target: target for target in self._addresses.known()}
+        for name in [name for name in self._replicas if name not in known]:
+            leaving = self._replicas.pop(name)
             leaving.retire()
             self._leaving = [one for one in self._leaving if not one.is_closed] + [leaving]
-        for target in known:
-            name = self._name_of(target)
+        for name, target in known.items():
             if name not in self._replicas:
                 channel = self._open_channel(target, self._addresses.host_of(target))
                 replica = TritonReplica(name, channel, is_on_this_host=is_same_host(target))
                 replica.on_death = functools.partial(self._died, name)
                 self._replicas[name] = replica
-        self._names = () if self._addresses.is_one_socket else tuple(self._replicas)
-
-    def _targets(self) -> Sequence[str]:
-        return tuple(self._replicas) if not self._addresses.is_one_socket else self._addresses.known()
-
-    def _name_of(self, target: str) -> str:
-        return "" if self._addresses.is_one_socket else target
+        self._names = () if is_alone else tuple(self._replicas)
