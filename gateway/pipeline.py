@@ -58,9 +58,13 @@ class Pipeline:
     """The data plane's one path.
 
     Attributes:
+        board / loads: how the places are, and what each has to do.
+        clock: the process's own, in microseconds, by which requests have their times.
         draw: gives numbers in [0, 1) for weighted splits and the choice of replicas.
+        usd_per_hour: of backends that are paid by their servers' time; `prices`: of those paid by the token.
         wall_clock: Unix time in microseconds, by which rules and switches hold.
         under_way: the requests of now, for those who report on them.
+        budgets: of further attempts, by task.
         full: rules whose places had no room when they were looked at last.
     """
 

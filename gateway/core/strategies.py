@@ -134,7 +134,7 @@ def _requests(option: Option) -> int:
 
 
 def _of_others(option: Option) -> int:
-    """Requests that the engine has and this process did not send; of a second ago, so a little wrong."""
+    """Requests that the engine has and this process did not send; of seconds ago, so a little wrong."""
     engine = option.engine
     return max(0, engine.running + engine.waiting - option.standing.requests) if engine else 0
 

@@ -322,7 +322,7 @@ BackendEvent = Tensors | Message | Delta | Deltas | Metered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an LLM server says of itself, a second ago at most.
+    """What an LLM server said of itself lately: it is asked every other second, and counts for five.
 
     Attributes:
         running / waiting: its requests, from all gateways, in the running batch and in its own queue.

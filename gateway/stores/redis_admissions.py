@@ -138,9 +138,8 @@ class RedisAdmissions:
         self._steps.settle(ask.owner, ask.id, spent, can_wait=can_wait)
 
     def _ask(self, wanted: Wanted) -> Ask:
-        ordering_key = wanted.ordering_key.encode(
-            errors="backslashreplace"
-        ).decode()  # half a surrogate pair has no bytes
+        # Half a surrogate pair has no bytes.
+        ordering_key = wanted.ordering_key.encode(errors="backslashreplace").decode()
         return Ask(
             id=f"{self._worker}:{next(self._count)}",
             owner=ALL if self._is_shared else wanted.tenant,

@@ -1,6 +1,6 @@
 """What LLM servers say of their load on `/metrics`, in Prometheus' text format. Pure.
 
-A page may be large (vLLM's is 60 kB), and is read every second: only the few lines that matter are looked for, by
+A page may be large (vLLM's is 60 kB), and is read every other second: only the few lines that matter are looked for, by
 their names, and nothing else is parsed.
 """
 

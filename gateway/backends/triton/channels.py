@@ -25,9 +25,8 @@ def opener(compression: Compression = "none", tls: TlsSettings | None = None) ->
     """How the settings want it. Raises `ValueError` for certificates that cannot be used."""
     if tls is None:
         return plain if compression == "none" else lambda target, _: AioChannel(target)
-    context = (
-        tls.context()
-    )  # of gzip too: gRPC's library would tell of a file that is none at the first call, and poorly
+    # Made for gzip too: gRPC's library would tell of a file that is none at the first call, and poorly.
+    context = tls.context()
     name = tls.server_name
     if compression == "none":
         context.set_alpn_protocols([ALPN])

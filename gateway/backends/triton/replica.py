@@ -230,7 +230,7 @@ class TritonReplica:
     # --- what is known of models ------------------------------------------------------------------
 
     async def facts(self, model: str, version: str) -> ModelFacts:
-        """What the server told of a model less than a minute ago. Raises `BackendError`."""
+        """What the server told of a model, 30 s ago at most. Raises `BackendError`."""
         known = self._known.get((model, version))
         if known is None or known.until < asyncio.get_running_loop().time():
             known = await self._ask_facts(model, version)
