@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.core.attempts import CONSEQUENCES
-from gateway.core.breaker import ANY, Breaker, BreakerBoard, server_of
+from gateway.core.breaker import Breaker, BreakerBoard, server_of
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.loads import LoadBoard
 from gateway.core.rules import RuleSet
-from gateway.core.types import Place
+from gateway.core.types import ANY, Place
 from gateway.gate import Gate
 from gateway.healing import Healer
 from gateway.ports import Backend, Clock, HealthObserver, RuleSource

@@ -24,11 +24,10 @@ from gateway.core.recording import weight
 from gateway.core.replicas import Draw
 from gateway.core.routing import Plan
 from gateway.core.rules import Rule, Shadow
-from gateway.core.rules.rule import ANY
 from gateway.core.shadows import comparison
 from gateway.core.shadows.comparison import Comparison
 from gateway.core.shadows.shadow_reports import Pair, ShadowResult
-from gateway.core.types import InferenceRequest, Part, Place, Route, Timing, Usage
+from gateway.core.types import ANY, InferenceRequest, Part, Place, Route, Timing, Usage
 from gateway.core.watching import counting
 from gateway.core.watching.figures import Series
 from gateway.ports import Clock, ShadowResults

@@ -12,8 +12,8 @@ from typing import Final
 from urllib.parse import quote
 
 from gateway.core.cost import NANO_USD_PER_USD
-from gateway.core.rate_limit import ANY, PERIODS_US
-from gateway.core.types import Limit, LimitState, Recalled, Route, Usage, Verdict
+from gateway.core.rate_limit import PERIODS_US
+from gateway.core.types import ANY, Limit, LimitState, Recalled, Route, Usage, Verdict
 
 _SECOND_US: Final = 1_000_000
 _AS_THEY_ARE = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}~%"

@@ -10,11 +10,10 @@ import numpy as np
 
 from gateway.backends.triton import documents as triton_documents
 from gateway.backends.triton.faults import fault_of, wrong_names
-from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures
 from gateway.core.tensors import BF16, Array, check, from_numpy, to_numpy
-from gateway.core.types import BackendCall, BackendEvent, Place, SequenceStep, Tensor, TensorPayload, Tensors
+from gateway.core.types import ANY, BackendCall, BackendEvent, Place, SequenceStep, Tensor, TensorPayload, Tensors
 from gateway.ports import JsonObject
 from local_runtime.errors import ErrorCode, InferenceError, ModelLoadError
 from local_runtime.messages import InferAnswer, InferRequest, ModelControl

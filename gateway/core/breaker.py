@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.core.errors import Fault, FaultKind
-from gateway.core.types import Place
+from gateway.core.types import ANY, Place
 
-ANY = "*"  # in the place of a model: the server itself
 FAILURES_TO_OPEN = 3
 COOL_DOWN_US = 5_000_000
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from gateway.core.rate_limit import ANY, is_sound
-from gateway.core.types import Caller, Limit, Priority
+from gateway.core.rate_limit import is_sound
+from gateway.core.types import ANY, Caller, Limit, Priority
 
 PREFIX: Final = "gw_"
 ID_BYTES: Final = 8

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gateway.core.types import Place
+from gateway.core.types import ANY, Place
 
 TAU_US: Final = 10_000_000
 LEAST_WEIGHT: Final = 0.1
@@ -28,8 +28,6 @@ FEWEST_SAMPLES: Final = 20  # with fewer, the 95th percentile would be the slowe
 USUAL_FOR_US: Final = 300_000_000  # how long what was usual is remembered
 COST_DECAY: Final = 0.95  # of what was paid before, at each payment: the last twenty or so count
 MAX_PLACES: Final = 4096  # callers may name models; more than that are not remembered
-
-_ANY_MODEL: Final = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +237,8 @@ class LoadBoard:
             for place, record in self._records.items()
             if not record.requests
             and place not in places
-            and replace(place, model=_ANY_MODEL) not in places
-            and replace(place, model=_ANY_MODEL, version="") not in places
+            and replace(place, model=ANY) not in places
+            and replace(place, model=ANY, version="") not in places
         ]
         for place in forgotten:
             del self._records[place]

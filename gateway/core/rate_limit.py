@@ -15,11 +15,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.cost import NANO_USD_PER_USD
-from gateway.core.types import Caller, Limit, LimitState, Priority, Verdict
+from gateway.core.types import ANY, Caller, Limit, LimitState, Priority, Verdict
 
 PERIODS_US: Final = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 UNITS: Final = {"requests": "requests", "tokens": "tokens", "usd": "USD", "concurrent": "requests at once"}
-ANY: Final = "*"
 MOST: Final = 2**51
 """No cost is above it, so that sums are exact in doubles; it is more than any limit gives (71 years, 2 million USD)."""
 MOST_OF: Final = {"requests": 10**9, "tokens": 10**12, "usd": 10**6 * NANO_USD_PER_USD, "concurrent": 10**6}

@@ -11,6 +11,8 @@ from gateway.core.trace import Headers, Trace
 from gateway.core.values import quick_value
 
 Priority = Literal["interactive", "batch"]
+ANY: Final = "*"
+"""In the place of a name: all there are. As the model of a place: the server itself, whichever models it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class Limit:
         kind: what is counted. `usd` in 1e-9 dollars, by calendar days and months (UTC).
         amount: so many. `burst` of them may come at once (requests and tokens).
         per: second, minute, hour, day, month; empty for `concurrent`.
-        task / model / priority: the requests that it counts; `*` = all.
+        task / model / priority: the requests that it counts.
         shared_by: each key has a counter of its own, or those of a tenant have one, or all of them; `token`: a client
             token, which counts for itself what it may do beside its key's limits.
         rule: the routing rule whose limit it is, and whose requests alone it counts; empty for a key's.
@@ -31,9 +33,9 @@ class Limit:
     amount: int
     per: str = ""
     burst: int = 0
-    task: str = "*"
-    model: str = "*"
-    priority: str = "*"
+    task: str = ANY
+    model: str = ANY
+    priority: str = ANY
     shared_by: Literal["key", "tenant", "all", "token"] = "key"
     rule: str = ""
 

@@ -6,7 +6,8 @@ from typing import Final, Generic, TypeVar
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.core.models import ModelFigures
-from gateway.core.rules import ANY, RuleSet
+from gateway.core.rules import RuleSet
+from gateway.core.types import ANY
 from gateway.core.watching.record import RequestRecord
 from gateway.telemetry.cells import counting
 

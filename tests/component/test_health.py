@@ -7,11 +7,11 @@ import pytest
 
 from gateway.backends.scripted import ScriptedBackend
 from gateway.core.attempts import CONSEQUENCES
-from gateway.core.breaker import ANY, Breaker, BreakerBoard
+from gateway.core.breaker import Breaker, BreakerBoard
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFigures
 from gateway.core.rules import RuleSet, parse_rules
-from gateway.core.types import Place
+from gateway.core.types import ANY, Place
 from gateway.gate import Gate
 from gateway.health import SILENCE_US, Prober, places
 from gateway.stores.memory import MemoryRuleSource

@@ -5,8 +5,9 @@ from typing import Final
 
 from gateway.admin.models.fleet import READY, Servers, everywhere, versions_of
 from gateway.core.errors import Fault
-from gateway.core.rules import ANY, Rule, Target
+from gateway.core.rules import Rule, Target
 from gateway.core.rules.fields import suggest
+from gateway.core.types import ANY
 from gateway.ports import JsonObject
 
 ASK_S: Final = 2.0  # somebody waits for a verdict on the rules

@@ -12,10 +12,9 @@ from gateway.admin.models.fleet import LOOK_S, ModelBackend, Servers, Spot, ever
 from gateway.admin.models.model_bodies import BackendOut, BackendsOut, EngineOut, ServerOut
 from gateway.admin.watching.workers import report_of
 from gateway.admin_ports import RuleStore
-from gateway.core.breaker import ANY
 from gateway.core.errors import Fault, RulesUnavailable
 from gateway.core.switches import NO_SWITCHES, Switches
-from gateway.core.types import Place
+from gateway.core.types import ANY, Place
 from gateway.core.watching.worker_view import WorkerView
 
 OFF: Final = "no worker has it on: theirs may be another configuration"

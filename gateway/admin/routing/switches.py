@@ -14,9 +14,10 @@ from gateway.admin.access.door import CurrentVisit
 from gateway.admin.routing.switch_bodies import MAX_NAME, SwitchChanged, SwitchesOut, SwitchIn, switch_out
 from gateway.admin_ports import RuleStore, WorkerState
 from gateway.core.errors import InvalidInput, RulesUnavailable
-from gateway.core.rules import ANY, Match, Rule, Target
+from gateway.core.rules import Match, Rule, Target
 from gateway.core.rules.fields import RuleError, suggest
 from gateway.core.switches import SCOPE_KINDS, SCOPES_OF, Action, Scope, ScopeKind, Switch
+from gateway.core.types import ANY
 
 _NAMED: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: model servers' addresses are among them
 _ID_BYTES: Final = 5

@@ -9,8 +9,7 @@ from gateway.api.auth import authorize_model
 from gateway.api.endpoint import Api, Visit
 from gateway.core import attempts
 from gateway.core.errors import BackendError, Fault, FaultKind, NoHealthyBackend, NotFound
-from gateway.core.rules import ANY
-from gateway.core.types import InferenceRequest, Place
+from gateway.core.types import ANY, InferenceRequest, Place
 from gateway.pipeline import Task
 from gateway.ports import ModelServer
 from gateway.tasks.tensor import TensorTask

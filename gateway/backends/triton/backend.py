@@ -13,10 +13,9 @@ from gateway.backends.triton.addresses import REFRESH_S, Addresses, Resolve
 from gateway.backends.triton.channels import Compression, OpenChannel, opener, plain
 from gateway.backends.triton.replica import TritonReplica
 from gateway.backends.triton.shared_memory_region import is_same_host
-from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures
-from gateway.core.types import BackendCall, BackendEvent, Place, TensorPayload
+from gateway.core.types import ANY, BackendCall, BackendEvent, Place, TensorPayload
 from gateway.ports import JsonObject
 from gateway.settings import TlsSettings
 

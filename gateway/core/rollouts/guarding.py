@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.core.rules.rule import ANY, Guard, Rule, Target
+from gateway.core.rules.rule import Guard, Rule, Target
+from gateway.core.types import ANY
 from gateway.core.watching.figures import STEP, Figures, Series, Tally, percentile_us, total
 
 ENOUGH_TIMES: Final = 100

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
 
-from gateway.core.rules import ANY, MAX_WEIGHT, Rule, Target, parse_rules, rules_document
+from gateway.core.rules import MAX_WEIGHT, Rule, Target, parse_rules, rules_document
 from gateway.core.rules.fields import NAME
+from gateway.core.types import ANY
 
 WHOLE = 100
 MAX_NAME = 128

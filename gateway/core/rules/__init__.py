@@ -14,7 +14,6 @@ from gateway.core.rules.checks import (
 )
 from gateway.core.rules.documents import MAX_RULES, MAX_WEIGHT, OURS, parse_rules, rules_document
 from gateway.core.rules.rule import (
-    ANY,
     STRATEGIES,
     Guard,
     Match,
@@ -28,7 +27,6 @@ from gateway.core.rules.rule import (
 from gateway.core.rules.rule_set import RuleSet
 
 __all__ = [
-    "ANY",
     "MAX_RULES",
     "MAX_WEIGHT",
     "OURS",

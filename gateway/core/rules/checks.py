@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gateway.core.rules.fields import RuleError, suggest
-from gateway.core.rules.rule import ANY, Rule
-from gateway.core.types import Place, Speech
+from gateway.core.rules.rule import Rule
+from gateway.core.types import ANY, Place, Speech
 
 
 def check_targets(rules: Iterable[Rule], *, backends: Iterable[str], tasks: Iterable[str]) -> None:

@@ -25,7 +25,8 @@ from gateway.core.rules.fields import (
 )
 from gateway.core.rules.limits import limit_document, limits_at
 from gateway.core.rules.match_documents import match_at, match_document
-from gateway.core.rules.rule import ANY, STICKY_BY, STRATEGIES, Guard, Rule, Shadow, Target
+from gateway.core.rules.rule import STICKY_BY, STRATEGIES, Guard, Rule, Shadow, Target
+from gateway.core.types import ANY
 
 MAX_RULES: Final = 1000  # a bound on what one edit may ask of every worker
 MAX_WEIGHT: Final = 1_000_000

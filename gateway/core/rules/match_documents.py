@@ -17,7 +17,8 @@ from gateway.core.rules.fields import (
     names_secret,
     only_known,
 )
-from gateway.core.rules.rule import ANY, Match, TimeWindow
+from gateway.core.rules.rule import Match, TimeWindow
+from gateway.core.types import ANY
 
 MAX_BYTES: Final = 2**40
 MAX_TOKENS: Final = 100_000_000

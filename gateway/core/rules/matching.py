@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from gateway.core.rules.rule import ANY, Match, Rule, TimeWindow
-from gateway.core.types import InferenceRequest
+from gateway.core.rules.rule import Match, Rule, TimeWindow
+from gateway.core.types import ANY, InferenceRequest
 from gateway.core.values import quick_value
 
 MEMO: Final = 4096

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from gateway.core.rules.policies import DEFAULT, Policies
-from gateway.core.types import Limit, Place
+from gateway.core.types import ANY, Limit, Place
 
-ANY: Final = "*"
 Strategy = Literal["weighted", "ordered", "least_in_flight", "fastest", "cheapest", "prefix_affinity"]
 """How the places of a split are put in order; see `core.strategies`."""
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)

@@ -12,10 +12,9 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.backends.local import GRPC_NAMES
 from gateway.backends.triton import documents
 from gateway.backends.triton.faults import fault_of, lost
-from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.models import ModelFacts, ModelFigures
-from gateway.core.types import BackendCall, BackendEvent, Place, SequenceStep, TensorPayload, Tensors
+from gateway.core.types import ANY, BackendCall, BackendEvent, Place, SequenceStep, TensorPayload, Tensors
 from gateway.core.waiting import items_of
 from gateway.tuning.simulation.ahead import triton_policy
 from gateway.tuning.simulation.clock import SimulatedLoop

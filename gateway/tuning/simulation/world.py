@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, NoReturn
 import orjson
 from pydantic import Field, ValidationError
 
-from gateway.core.rules import ANY, Rule, check_targets, parse_rules
+from gateway.core.rules import Rule, check_targets, parse_rules
 from gateway.core.rules.fields import RuleError, suggest
-from gateway.core.types import Limit
+from gateway.core.types import ANY, Limit
 from gateway.settings.access import LimitSettings
 from gateway.settings.faults import fault_words
 from gateway.settings.section import Section

@@ -15,9 +15,8 @@ from gateway.backends.triton import backend as triton_grpc
 from gateway.backends.triton import replica as triton_replica
 from gateway.backends.triton.backend import TritonBackend
 from gateway.backends.triton.channels import COMPRESSIONS
-from gateway.core.breaker import ANY
 from gateway.core.errors import BackendError, FaultKind, Reply
-from gateway.core.types import BackendCall, OpenAIPayload, Place, Tensor, TensorPayload, Tensors
+from gateway.core.types import ANY, BackendCall, OpenAIPayload, Place, Tensor, TensorPayload, Tensors
 from tests.kit.wait import until
 
 LONG_US = 5_000_000
