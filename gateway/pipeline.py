@@ -8,7 +8,6 @@ A little longer than others: one request is read here from top to bottom.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -44,13 +43,7 @@ from gateway.walk import Walk
 
 __all__ = ["Pipeline", "Task"]
 
-
 _LEFT: Final = ClientClosed("the caller left")  # never raised: what a record says
-
-
-def unix_us() -> int:
-    """Unix time in microseconds."""
-    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +71,12 @@ class Pipeline:
     board: BreakerBoard
     observer: Observer
     clock: Clock
+    wall_clock: Clock
     draw: Draw
     loads: LoadBoard = field(default_factory=LoadBoard)
     prices: cost.PriceTable = field(default_factory=cost.PriceTable)
     usd_per_hour: Mapping[str, float] = field(default_factory=dict)
     shadows: Shadows | None = None
-    wall_clock: Clock = unix_us
     under_way: dict[int, Walk] = field(default_factory=dict)
     budgets: dict[str, RetryBudget] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)

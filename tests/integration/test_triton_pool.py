@@ -229,6 +229,7 @@ class Walk:
             board=self.board,
             observer=self.seen,
             clock=monotonic_us,
+            wall_clock=wall_us,
             draw=random.random,
         )
         self.failed: list[str] = []

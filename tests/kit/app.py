@@ -192,6 +192,7 @@ async def running(
         board=board,
         observer=Observers([seen, *observers, *([] if tracing is None else [tracing])]),
         clock=monotonic_us,
+        wall_clock=wall_us,
         draw=draw,
         prices=parse_prices({"prices": dict(prices)}),
         usd_per_hour=dict(usd_per_hour),

@@ -143,6 +143,7 @@ async def shadowed(
         board=board,
         observer=seen,
         clock=monotonic_us,
+        wall_clock=wall_us,
         draw=draw,
         prices=parse_prices({"prices": dict(prices)}),
         shadows=shadows,
