@@ -8,7 +8,6 @@ import compileall
 import gc
 import json
 import os
-import signal
 import tempfile
 import traceback
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from tests.bench.suite import machine, peers, report
 from tests.bench.suite.bench import Bench, Failed, Row
 from tests.bench.suite.report import Found, Report
 from tests.bench.suite.rows import ROWS
+from tests.kit.ending import sigterm_as_ctrl_c
 
 ROUNDS, QUICK_ROUNDS = 5, 2
 SECONDS, QUICK_SECONDS = 2, 1
@@ -53,7 +53,7 @@ def main(
         compileall.compile_dir(machine.ROOT / package, quiet=1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})  # what Redis, Triton and upstreams inherit
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what has been started is ended then, too
+    sigterm_as_ctrl_c()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # the load's own pauses would be seen as the gateway's
     for number, name in enumerate(chosen, 1):

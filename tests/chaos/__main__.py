@@ -21,6 +21,7 @@ import uvloop
 from tests.bench.suite.machine import revision
 from tests.chaos import report, schedule
 from tests.chaos.run import run
+from tests.kit.ending import sigterm_as_ctrl_c
 
 PAIRS = 10
 PAUSE_S, SOAK_PAUSE_S = 0.5, 12.0
@@ -48,6 +49,7 @@ def main(
         lasts_s, pause_s = LONG_S, PAUSE_S
         say(f"{len(strikes)} strikes")
     output.mkdir(parents=True, exist_ok=True)
+    sigterm_as_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)
         result = uvloop.run(run(folder, strikes, seed=seed, lasts_s=lasts_s, pause_s=pause_s, say=say))

@@ -65,6 +65,7 @@ async def run(
         samples: dict[str, list[Sample]] = {}
         began = time.monotonic()
         clients = asyncio.create_task(traffic.run())
+        stack.callback(clients.cancel)  # where the run is broken off; else they have ended
         watching = asyncio.create_task(_watch(here, samples, result.findings))
         try:
             await asyncio.sleep(WARM_UP_S)

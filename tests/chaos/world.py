@@ -71,8 +71,8 @@ async def world(folder: Path) -> AsyncIterator[World]:
         models = [("doubled", *DOUBLED), ("total", *TOTAL)]
         servers = stack.enter_context(_tritons(folder, models))
         llm = parts.llm(folder / "executions.log")
-        await llm.start()
         stack.push_async_callback(llm.stop)
+        await llm.start()
         to_redis, control_to_redis, to_llm = [
             await stack.enter_async_context(TcpSwitch(port)) for port in (redis.port, redis.port, llm.port)
         ]
@@ -87,8 +87,8 @@ async def world(folder: Path) -> AsyncIterator[World]:
         config = yaml.safe_load(gateway.config.read_text())
         admin_port = config["server"]["admin_port"]
         control = parts.control(_control_config(folder, config, control_to_redis.port), admin_port)
-        await control.start()
         stack.push_async_callback(control.stop)
+        await control.start()
         front = await stack.enter_async_context(TcpSwitch(int(gateway.url.rpartition(":")[2])))
         yield World(
             parts={

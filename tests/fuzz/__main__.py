@@ -6,6 +6,7 @@ import traceback
 
 from tests.fuzz import TARGETS
 from tests.fuzz.target import Report, Target, attack
+from tests.kit.ending import sigterm_as_ctrl_c
 
 PLANES = "planes"  # schemathesis over the documents of both, and the attacks by raw sockets
 
@@ -18,6 +19,7 @@ def main() -> int:
     if unknown:
         print(f"no such target: {', '.join(unknown)}; there are {', '.join(names)}", file=sys.stderr)
         return 2
+    sigterm_as_ctrl_c()
     print(f"seed {asked.seed}, {asked.examples:,} examples for each target (a tenth where one takes long)", flush=True)
     chosen = [target for target in TARGETS if not asked.only or target.name in asked.only]
     reports = [_tried(target, asked.examples, asked.seed) for target in chosen]

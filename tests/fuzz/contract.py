@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks
+from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,
@@ -94,7 +95,7 @@ class _Check:
             return
         try:
             case.validate_response(answer, checks=CHECKS)
-        except BaseException as error:
+        except FailureGroup as error:
             raise AssertionError(f"{told}\n{error}") from error
 
 

@@ -5,7 +5,8 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -105,7 +106,6 @@ class Planes:
     log: Path
     admin_log: Path
     gateway_pid: int
-    loop: asyncio.AbstractEventLoop = field(repr=False)
 
     @property
     def port(self) -> int:
@@ -138,79 +138,69 @@ class Planes:
         return [line for line in lines if any(s in line for s in signs) and not any(s in line for s in FORESEEN)]
 
 
-class _Host:
-    """A loop in a thread of its own, in which the planes live while a synchronous caller attacks them."""
+@contextlib.contextmanager
+def planes(hostile: Mapping[str, Script] = MappingProxyType({})) -> Iterator[Planes]:
+    """Both, until the block ends, with a backend for each script; in a thread, while a synchronous caller attacks them.
 
-    def __init__(self, hostile: Mapping[str, Script]) -> None:
-        self.hostile = {name: Hostile(script) for name, script in hostile.items()}
-        self.ready = threading.Event()
-        self.stop: asyncio.Event | None = None
-        self.planes: Planes | None = None
-        self.failure: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
+    Raises what kept them from starting.
+    """
+    up: Future[Planes] = Future()
+    loop = asyncio.new_event_loop()
+    life = loop.create_task(_life(hostile, up))
 
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            asyncio.run(self._life())
+            loop.run_until_complete(life)
         except BaseException as error:  # noqa: BLE001 - told by whoever waits
-            self.failure = error
-        finally:
-            self.ready.set()
+            if not up.done():
+                up.set_exception(error)
 
-    async def _life(self) -> None:
-        self.stop = asyncio.Event()
-        with tempfile.TemporaryDirectory(prefix="hostile-") as name, RedisServer() as redis:
-            async with contextlib.AsyncExitStack() as stack:
-                endpoint = await stack.enter_async_context(Endpoint())
-                for one in self.hostile.values():
-                    await stack.enter_async_context(one)
-                sections = self._sections(endpoint, redis)
-                running = await stack.enter_async_context(serving(Path(name), endpoint.base_url, **sections))
-                admin = await stack.enter_async_context(control_plane(running.config))
-                self.planes = Planes(
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield up.result(2 * READY_WITHIN_S)
+    finally:
+        loop.call_soon_threadsafe(life.cancel)
+        thread.join(60)
+        loop.close()
+
+
+async def _life(hostile: Mapping[str, Script], up: Future[Planes]) -> None:
+    """Tell `up` where they are, and keep them until it is cancelled."""
+    with tempfile.TemporaryDirectory(prefix="hostile-") as name, RedisServer() as redis:
+        async with contextlib.AsyncExitStack() as stack:
+            endpoint = await stack.enter_async_context(Endpoint())
+            others = {name: await stack.enter_async_context(Hostile(script)) for name, script in hostile.items()}
+            sections = _sections(endpoint, others, redis)
+            running = await stack.enter_async_context(serving(Path(name), endpoint.base_url, **sections))
+            admin = await stack.enter_async_context(control_plane(running.config))
+            up.set_result(
+                Planes(
                     url=running.url,
                     admin_url=str(admin.base_url).removesuffix("/admin/v1/"),
                     key=KEY,
                     admin_token=ADMIN_TOKEN,
                     endpoint=endpoint,
-                    hostile=self.hostile,
+                    hostile=others,
                     log=running.log,
                     admin_log=running.config.with_suffix(".admin.log"),
                     gateway_pid=running.process.pid,
-                    loop=asyncio.get_running_loop(),
                 )
-                self.ready.set()
-                await self.stop.wait()
-
-    def _sections(self, endpoint: Upstream, redis: RedisServer) -> dict[str, Any]:
-        """The configuration: each hostile endpoint is a backend with a task of its own, both of its name."""
-        chat = SECTIONS["tasks"]["general_llm"]
-        backends = {name: {"kind": "openai", "base_url": one.base_url} for name, one in self.hostile.items()}
-        rules = [
-            {"name": name, "match": {"task": name}, "split": [{"backend": name, "model": "m"}]} for name in self.hostile
-        ]
-        return {
-            "ready_within_s": READY_WITHIN_S,
-            "server_more": {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": BODY_TIMEOUT_S},
-            "redis": {"url": redis.url},
-            "keys": [{"id": "test", "tenant": "test", "key_env": "SERVING_KEY", "admin": True}],
-            "backends": SECTIONS["backends"] | {"llm": {"kind": "openai", "base_url": endpoint.base_url}} | backends,
-            "tasks": SECTIONS["tasks"] | dict.fromkeys(self.hostile, chat),
-            "rules": [*SECTIONS["rules"], *rules],
-        }
+            )
+            await asyncio.Event().wait()
 
 
-@contextlib.contextmanager
-def planes(hostile: Mapping[str, Script] = MappingProxyType({})) -> Iterator[Planes]:
-    """Both, until the block ends, with a backend for each script."""
-    host = _Host(hostile)
-    host.thread.start()
-    host.ready.wait(2 * READY_WITHIN_S)
-    if host.planes is None:
-        raise RuntimeError(f"the planes did not start: {host.failure!r}")
-    try:
-        yield host.planes
-    finally:
-        if host.stop is not None:
-            host.planes.loop.call_soon_threadsafe(host.stop.set)
-        host.thread.join(60)
+def _sections(endpoint: Upstream, hostile: Mapping[str, Hostile], redis: RedisServer) -> dict[str, Any]:
+    """The configuration: each hostile endpoint is a backend with a task of its own, both of its name."""
+    chat = SECTIONS["tasks"]["general_llm"]
+    backends = {name: {"kind": "openai", "base_url": one.base_url} for name, one in hostile.items()}
+    rules = [{"name": name, "match": {"task": name}, "split": [{"backend": name, "model": "m"}]} for name in hostile]
+    return {
+        "ready_within_s": READY_WITHIN_S,
+        "server_more": {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": BODY_TIMEOUT_S},
+        "redis": {"url": redis.url},
+        "keys": [{"id": "test", "tenant": "test", "key_env": "SERVING_KEY", "admin": True}],
+        "backends": SECTIONS["backends"] | {"llm": {"kind": "openai", "base_url": endpoint.base_url}} | backends,
+        "tasks": SECTIONS["tasks"] | dict.fromkeys(hostile, chat),
+        "rules": [*SECTIONS["rules"], *rules],
+    }

@@ -63,7 +63,11 @@ class RedisServer:
         return f"redis://{HOST}:{self.port}/0"
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # a person's interrupt, too
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
