@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -19,36 +18,26 @@ from typing import Any, TextIO
 import uvloop
 
 from tests.chaos.answers import PROMPT_TOKENS, WORDS, words_of
+from tests.kit.http_requests import Requests
 from tests.kit.upstream import DONE, HOST, completion, delta, event, reply, sse_head
 
-_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _USAGE = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": WORDS, "total_tokens": PROMPT_TOKENS + WORDS}
 
 
-class Server(asyncio.Protocol):
+class Server(Requests):
     """One connection; requests come one after the other."""
 
     numbers = itertools.count(1)
 
     def __init__(self, log: TextIO) -> None:
+        super().__init__()
         self._log = log
-        self._buffer = b""
-        self._transport: Any = None
         self._task: asyncio.Task[None] | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        length = _LENGTH.search(head)
-        if not found or (length and len(body) < int(length[1])):
-            return
-        self._buffer = b""
+    def asked(self, head: bytes, body: bytes) -> None:
         if not body:  # a question for the models
             models = {"object": "list", "data": [{"id": "m", "object": "model"}]}
-            self._transport.write(b"".join(reply(200, json.dumps(models).encode())))
+            self.transport.write(b"".join(reply(200, json.dumps(models).encode())))
             return
         self._task = asyncio.ensure_future(self._answer(json.loads(body)))
 
@@ -64,17 +53,17 @@ class Server(asyncio.Protocol):
             await asyncio.sleep(takes_s)
             whole = {**completion(" ".join(words)), "id": name, "usage": _USAGE}
             self._note("ended", name)
-            self._transport.write(b"".join(reply(200, json.dumps(whole).encode())))
+            self.transport.write(b"".join(reply(200, json.dumps(whole).encode())))
 
     async def _stream(self, name: str, words: list[str], takes_s: float) -> None:
-        self._transport.write(sse_head())
+        self.transport.write(sse_head())
         for number, word in enumerate(words):
             await asyncio.sleep(takes_s)
-            self._transport.write(event({**delta(f" {word}" if number else word), "id": name}))
-        self._transport.write(event({**delta("", finish="stop"), "id": name}))
-        self._transport.write(event({**delta(""), "id": name, "choices": [], "usage": _USAGE}))
+            self.transport.write(event({**delta(f" {word}" if number else word), "id": name}))
+        self.transport.write(event({**delta("", finish="stop"), "id": name}))
+        self.transport.write(event({**delta(""), "id": name, "choices": [], "usage": _USAGE}))
         self._note("ended", name)
-        self._transport.write(DONE)
+        self.transport.write(DONE)
 
     def _note(self, what: str, name: str) -> None:
         self._log.write(f"{what}:{name} {time.monotonic():.6f};\n")

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from redis.asyncio import Redis
 
+from tests.kit.http_requests import Requests
 from tests.kit.serving import KEY, Serving, children, serving
 from tests.kit.upstream import completion
 from tests.kit.wait import until_async
@@ -87,26 +88,16 @@ class Workshop:
         return f"http://{HOST}:{self._server.sockets[0].getsockname()[1]}/v1"
 
 
-class _Bench(asyncio.Protocol):
+class _Bench(Requests):
     """One connection of the upstream."""
 
     def __init__(self, of: Workshop) -> None:
+        super().__init__()
         self._of = of
-        self._buffer = b""
-        self._transport: Any = None
         self._execution: Execution | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        length = _LENGTH.search(head)
-        if not found or (length and len(body) < int(length[1])):
-            return
-        self._buffer = b""
+    def asked(self, head: bytes, body: bytes) -> None:
         said = _MARK.search(body)
         if said is None:  # a question for the models
             self._write(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
@@ -121,7 +112,7 @@ class _Bench(asyncio.Protocol):
     def _answer(self, words: dict[str, str]) -> None:
         self._end()
         if "cut" in words:
-            self._transport.abort()
+            self.transport.abort()
         elif "status" in words:
             self._write(int(words["status"]), {"error": {"message": "so it was asked for"}})
         else:
@@ -131,7 +122,7 @@ class _Bench(asyncio.Protocol):
     def _write(self, status: int, document: Any) -> None:
         body = json.dumps(document).encode()
         head = b"HTTP/1.1 %d So\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
-        self._transport.write(head + body)
+        self.transport.write(head + body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:

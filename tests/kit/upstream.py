@@ -24,7 +24,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Self, cast
+from typing import Any, Self
+
+from tests.kit.http_requests import Requests
 
 HOST = "127.0.0.1"
 
@@ -205,39 +207,30 @@ class Upstream:
             self._arrived.notify_all()
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(Requests):
     def __init__(self, upstream: Upstream) -> None:
+        super().__init__()
         self._upstream = upstream
-        self._buffer = b""
         self._seen: list[Seen] = []
         self._gone = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._transport: asyncio.Transport | None = None
         self._number = 0
 
     @property
     def unsent(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return 0 if self.transport is None else int(self.transport.get_write_buffer_size())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is none by inheritance
+        super().connection_made(transport)
         self._number = self._upstream.connections
         self._upstream.connections += 1
         self._upstream.live.add(self)
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        top, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
-            return
-        first, *lines = top.decode("latin-1").split("\r\n")
+    def asked(self, head: bytes, body: bytes) -> None:
+        first, *lines = head.decode("latin-1").split("\r\n")
         method, path, _ = first.split(" ", 2)
         headers = tuple((name, value.strip()) for name, _, value in (line.partition(":") for line in lines))
-        length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
-        if len(rest) < length:
-            return
-        self._buffer = rest[length:]
-        seen = Seen(method, path, headers, rest[:length], self._number)
+        seen = Seen(method, path, headers, body, self._number)
         self._seen.append(seen)
         self._task = asyncio.ensure_future(self._play(self._upstream.script_for(seen)))
 
@@ -249,21 +242,20 @@ class _Connection(asyncio.Protocol):
             await self._step(step)
 
     async def _step(self, step: Step) -> None:
-        assert self._transport is not None
         match step:
             case bytes():
-                self._transport.write(step)
+                self.transport.write(step)
             case Pause(seconds):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._gone.wait(), seconds)
             case Cut.HOLD:
                 await self._gone.wait()
             case Cut.FIN:
-                self._transport.write_eof()
+                self.transport.write_eof()
             case Cut.RST:
-                sock = self._transport.get_extra_info("socket")
+                sock = self.transport.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self._transport.abort()
+                self.transport.abort()
 
     def eof_received(self) -> bool:
         self._leave()
@@ -286,5 +278,5 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()

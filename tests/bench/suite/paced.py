@@ -5,13 +5,13 @@ next one. Every other request is answered by an empty object, which is what heal
 """
 
 import asyncio
-import re
 import sys
 from typing import Final
 
 import orjson
 import uvloop
 
+from tests.kit.http_requests import Requests
 from tests.kit.upstream import DONE, delta, event, sse_head, usage_chunk
 
 EVENTS: Final = 100
@@ -21,46 +21,32 @@ _HEAD: Final = sse_head()
 _EVENT: Final = event(orjson.dumps(delta("word")).decode())
 _USAGE: Final = event(orjson.dumps(usage_chunk(3, EVENTS)).decode())
 _OTHER: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
-_LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d+)")
 
 
-class Stream(asyncio.Protocol):
+class Stream(Requests):
     """One connection, one request at a time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
-        self._read = b""
         self._number = 0
         self._began = 0.0
         self._tells_usage = False
         self._next: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        """It begins."""
-        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The reader has left."""
         if self._next is not None:
             self._next.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        """A part of a request."""
-        self._read += data
-        end = self._read.find(b"\r\n\r\n")
-        if end < 0:
+    def asked(self, head: bytes, body: bytes) -> None:
+        """The first event comes at once."""
+        if not head.startswith(b"POST") or b"/chat/completions" not in head:
+            self.transport.write(_OTHER)
             return
-        length = _LENGTH.search(self._read[: end + 2])
-        size = end + 4 + (int(length[1]) if length else 0)
-        if len(self._read) < size:
-            return
-        request, self._read = self._read[:size], self._read[size:]
-        if not request.startswith(b"POST") or b"/chat/completions" not in request[:end]:
-            self._transport.write(_OTHER)
-            return
-        self._tells_usage = b'"include_usage"' in request
+        self._tells_usage = b'"include_usage"' in body
         self._began, self._number = self._loop.time(), 1
-        self._transport.write(_HEAD + _EVENT)
+        self.transport.write(_HEAD + _EVENT)
         self._wait()
 
     def _wait(self) -> None:
@@ -68,10 +54,10 @@ class Stream(asyncio.Protocol):
 
     def _go_on(self) -> None:
         if self._number == EVENTS:
-            self._transport.write((_USAGE if self._tells_usage else b"") + DONE)
+            self.transport.write((_USAGE if self._tells_usage else b"") + DONE)
             return
         self._number += 1
-        self._transport.write(_EVENT)
+        self.transport.write(_EVENT)
         self._wait()
 
 
