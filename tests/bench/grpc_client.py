@@ -28,7 +28,7 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from gateway.backends.grpc.aio import CHANNEL_OPTIONS
 from gateway.backends.grpc.channel import GrpcChannel
-from tests.bench.suite.rows.tensors import CONFIG, MODEL
+from tests.kit import identity_model
 from tests.kit.servers import running
 
 ROUNDS = 5
@@ -50,7 +50,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         os.sched_setaffinity(0, {cores[-1]})  # what the server inherits
         with running(target, Path(folder)) as server:
-            server.add_model("identity", config=CONFIG, model=MODEL)
+            server.add_model(identity_model.NAME, config=identity_model.CONFIG, model=identity_model.SOURCE)
             os.sched_setaffinity(0, {cores[0]})
             console.print(uvloop.run(compared(server.grpc, seconds)))
 

@@ -41,6 +41,7 @@ from gateway.worker import work
 from local_runtime.repository.model_config import DynamicBatching
 from local_runtime.scheduling.batching import Batcher
 from local_runtime.scheduling.decisions import Dispatch, QueuedRequest
+from tests.kit import identity_model
 from tests.kit.cost_meter import Cost, Meter, cost_of
 from tests.kit.redis import RedisServer
 from tests.kit.upstream import DONE, HOST, completion, delta, event, json_reply, sse_head, usage_chunk
@@ -54,26 +55,7 @@ MANY: Final = 10**9
 RULES: Final = 200
 CHAT: Final = ("/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "hello"}]})
 TENSOR: Final = {"name": "X", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}
-TASK: Final = ("/v1/tasks/tensor", {"input": {"model": "identity", "inputs": [TENSOR]}})
-MODEL_CONFIG: Final = """
-name: "identity"
-backend: "python"
-max_batch_size: 8
-input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
-dynamic_batching { }
-"""
-MODEL: Final = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(one, "X").as_numpy())])
-            for one in requests
-        ]
-"""
+TASK: Final = ("/v1/tasks/tensor", {"input": {"model": identity_model.NAME, "inputs": [TENSOR]}})
 
 Asked = tuple[str, Mapping[str, Any]]
 
@@ -127,10 +109,10 @@ def of_worker(
 
 def configuration(folder: Path, redis_url: str, llm_url: str) -> Path:
     """The worker's, with a model repository beside it."""
-    model = folder / "models" / "identity"
+    model = folder / "models" / identity_model.NAME
     (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(MODEL_CONFIG)
-    (model / "1" / "model.py").write_text(MODEL)
+    (model / "config.pbtxt").write_text(identity_model.CONFIG)
+    (model / "1" / "model.py").write_text(identity_model.SOURCE)
     document = {
         "server": {"drain_timeout_s": 1, "shed_after_ms": 0},
         "backends": {

@@ -17,6 +17,7 @@ from tests.bench.suite.load import wrk
 from tests.bench.suite.routers import BEARER
 from tests.bench.suite.servers import Target, gateway
 from tests.bench.suite.straight import straight
+from tests.kit import identity_model
 from tests.kit.servers import Server, running
 
 SMALL, IMAGE = 8, 3 * 224 * 224
@@ -24,26 +25,6 @@ CASES = ((SMALL, 64), (SMALL, 16), (SMALL, 1), (IMAGE, 16))  # floats in and out
 QUICK = ((SMALL, 64), (SMALL, 1))
 STRAIGHT = "straight grpc.aio"
 AT = "{}, FP32[{}], {} in flight".format
-CONFIG = """
-name: "identity"
-backend: "python"
-max_batch_size: 64
-input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
-dynamic_batching { }
-"""
-MODEL = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            tensor = pb_utils.get_input_tensor_by_name(request, "X")
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor.as_numpy())]))
-        return answers
-"""
 GOALS = (
     *(
         Goal(figure="rps", at="least", bound=0.85, subject=AT(OURS, *case), against=AT(STRAIGHT, *case))
@@ -65,8 +46,8 @@ async def measure(bench: Bench) -> None:
     """Case by case, the two in turns."""
     async with AsyncExitStack() as stack:
         triton = stack.enter_context(running("triton", bench.folder / "triton"))  # on the core of this process
-        triton.add_model("identity", config=CONFIG, model=MODEL)
-        await load_model(triton, "identity")
+        triton.add_model(identity_model.NAME, config=identity_model.CONFIG, model=identity_model.SOURCE)
+        await load_model(triton, identity_model.NAME)
         ours = await stack.enter_async_context(
             gateway(
                 bench,
@@ -78,7 +59,7 @@ async def measure(bench: Bench) -> None:
         if bench.is_quick:
             bench.note("the quick form has the smallest tensors alone, at 64 and at 1 in flight")
         for floats, count in QUICK if bench.is_quick else CASES:
-            target = request_to(f"{ours.url}/v2/models/identity/infer", floats, ours.pid)
+            target = request_to(f"{ours.url}/v2/models/{identity_model.NAME}/infer", floats, ours.pid)
             file = bench.folder / f"request-{floats}"
             file.write_bytes(request(floats).SerializeToString())
             await bench.in_turns(
@@ -99,7 +80,7 @@ async def load_model(server: Server, name: str) -> None:
 
 def request(floats: int) -> pb.ModelInferRequest:
     """As `grpc.aio` sends it."""
-    made = pb.ModelInferRequest(model_name="identity", raw_input_contents=[_row(floats)])
+    made = pb.ModelInferRequest(model_name=identity_model.NAME, raw_input_contents=[_row(floats)])
     made.inputs.add(name="X", datatype="FP32", shape=[1, floats])
     return made
 
