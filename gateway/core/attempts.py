@@ -34,6 +34,10 @@ LONGEST_COOLING_US: Final = 600_000_000  # what asks for more is asked again aft
 RETRY_SHARE: Final = 0.2
 RETRIES_PER_S: Final = 10.0
 RETRY_RESERVE: Final = 1000.0
+NO_RULE: Final = (
+    "no enabled rule takes this request, and asking again does not help; its operators: `gateway rules get` shows the "
+    "rules, `gateway rules enable`, `apply` or `rollback` bring one back"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +305,9 @@ def broken_off() -> GatewayError:
 def nobody(plan: Plan, *, cooling_us: int | None = None) -> GatewayError:
     """The error where a plan has no candidates; `cooling_us`: all have asked not to be called for so long."""
     if not plan.rule:
-        return NoHealthyBackend("no enabled rule routes this task")
+        error = NoHealthyBackend(NO_RULE)
+        error.should_retry = False  # until an operator changes the rules
+        return error
     if cooling_us is not None:
         return QueueFull(f"every backend of rule '{plan.rule}' has asked to wait", retry_after_us=cooling_us)
     return NoHealthyBackend(f"no backend of rule '{plan.rule}' can take requests now")

@@ -32,8 +32,8 @@ def problem_document(error: GatewayError, faults: Sequence[Mapping[str, str]] = 
 def error_headers(error: GatewayError) -> dict[str, str]:
     """The headers that go with an error in any form.
 
-    429 and 503 always say when to come back, in whole seconds (RFC 9110, 10.2.3); where it is known, in milliseconds
-    too, which OpenAI's clients prefer: a limit per second needs no whole second's wait.
+    429 and 503 say when to come back, unless that is pointless, in whole seconds (RFC 9110, 10.2.3); where it is known,
+    in milliseconds too, which OpenAI's clients prefer: a limit per second needs no whole second's wait.
     """
     headers = {}
     if not error.should_retry:

@@ -461,6 +461,15 @@ async def test_what_is_no_servers_word_is_told_in_ours():
         assert reply.headers["retry-after"] == "1"
 
 
+async def test_a_model_that_no_rule_takes_is_a_503_that_nobody_is_told_to_repeat():
+    async with running([ScriptedServer("triton", (answer(),))], rules=[], more_tasks=TASKS) as gw:
+        replies = [await gw.http.post(INFER, json=body()), await gw.http.get("/v2/models/m")]
+    for reply in replies:
+        assert reply.status_code == 503
+        assert reply.json()["error"].startswith("no enabled rule takes this request")
+        assert "retry-after" not in reply.headers
+
+
 async def test_a_decoupled_model_is_refused_in_the_words_of_http():
     text = "ModelInfer RPC doesn't support models with decoupled transaction policy"
     fault = Fault(kind=FaultKind.UNSUPPORTED, message="x", reply=Reply(code="UNIMPLEMENTED", text=text))

@@ -137,10 +137,14 @@ async def test_the_callers_own_deadline_is_kept():
     assert hung.calls[0].timeout_us <= 80_000
 
 
-async def test_no_rule_for_a_task_is_a_clear_503():
+async def test_no_rule_for_a_task_is_a_clear_503_that_nobody_is_told_to_repeat():
     async with running([ScriptedBackend("triton", [embedding()])], rules=[]) as gw:
         answer = await gw.post(EMBED, TEXT)
     assert (answer.status_code, answer.json()["code"]) == (503, "no_healthy_backend")
+    assert "`gateway rules " in answer.json()["detail"]
+    assert "retry_after_s" not in answer.json()
+    assert "retry-after" not in answer.headers
+    assert answer.headers["x-should-retry"] == "false"
 
 
 async def test_a_disabled_rule_takes_nothing():

@@ -27,7 +27,7 @@ def oip_error(error: GatewayError) -> Response:
     """Status and text of Triton where a model server answered with an error, else our own."""
     headers = error_headers(error) | (limit_headers(error.verdict) if error.verdict else {})
     status = error.status if error.reply is None else _STATUSES.get(error.reply.code, HTTPStatus.BAD_REQUEST)
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and error.should_retry:
         headers.setdefault("retry-after", "1")
     return Response(oip_document(error), status_code=status, headers=headers, media_type="application/json")
 

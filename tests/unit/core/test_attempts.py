@@ -83,11 +83,15 @@ def test_the_callers_own_faults_never_blame_a_backend():
     assert not CONSEQUENCES[FaultKind.OVERLOADED].blames_backend
 
 
-def test_nobody_to_ask_is_a_503_that_names_the_rule():
-    assert "rule 'r'" in nobody(plan()).detail
+def test_nobody_to_ask_is_a_503_that_names_the_rule_and_passes_or_says_what_brings_one_back():
+    nobody_now = nobody(plan())
+    assert "rule 'r'" in nobody_now.detail
+    assert error_headers(nobody_now) == {"retry-after": "1"}
     nowhere = nobody(Plan(rule="", revision=1, candidates=()))
-    assert nowhere.detail == "no enabled rule routes this task"
-    assert nowhere.code == "no_healthy_backend"
+    assert nowhere.detail.startswith("no enabled rule takes this request")
+    assert "`gateway rules " in nowhere.detail
+    assert (nowhere.status, nowhere.code) == (503, "no_healthy_backend")
+    assert error_headers(nowhere) == {"x-should-retry": "false"}  # waiting brings no rule
 
 
 @pytest.mark.parametrize(
