@@ -1,4 +1,4 @@
-"""Around the console: what its answers say to browsers, and the end of its WebSockets when the server stops.
+"""Around the console: the way to it, what its answers say to browsers, and the end of its WebSockets at a stop.
 
 Who may enter is the control plane's door to say, for pages, their files and their WebSockets alike.
 """
@@ -7,7 +7,8 @@ import asyncio
 from http import HTTPStatus
 from typing import Final
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.access.door import CONSOLE
@@ -35,6 +36,7 @@ _HEADERS: Final = {
     "x-frame-options": "DENY",
     "referrer-policy": "same-origin",
 }
+_HOME: Final = f"{CONSOLE}/"
 _FILES: Final = f"{CONSOLE}/_nicegui/"  # named by the version of the library: they never change
 
 
@@ -47,12 +49,21 @@ class Shell:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         path = scope.get("path", "")
-        if path != CONSOLE and not path.startswith(f"{CONSOLE}/"):
+        if _is_way(path, scope):
+            await RedirectResponse(_HOME)(scope, receive, send)  # 307; a path alone, whatever Host was asked for
+        elif path != CONSOLE and not path.startswith(f"{CONSOLE}/"):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._app(scope, _until_drained(scope, receive), send)
         else:
             await self._app(scope, receive, _guarded(path, send))
+
+
+def _is_way(path: str, scope: Scope) -> bool:
+    """Whether it is what people type: the console without its slash, or the root, of which programs ask no HTML."""
+    if path not in ("/", CONSOLE) or scope["type"] != "http" or scope["method"] != "GET":
+        return False
+    return path == CONSOLE or "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def _guarded(path: str, send: Send) -> Send:

@@ -31,5 +31,9 @@ async def test_every_page_opens_and_a_rule_is_switched_off_and_on(stack):
         await expect(console.row("embeddings").get_by_text("off", exact=True)).to_be_visible()
         await console.act("Switch on: embeddings")
         await until_async(lambda: answered(200), timeout_s=10)
+        for typed in ("/", "/console"):
+            await console.page.goto(stack.admin_url + typed)
+            await expect(console.page).to_have_url(f"{stack.admin_url}/console/")
+            await expect(console.page.get_by_role("heading", name="Overview", level=1)).to_be_visible()
         assert console.strangers() == []
         assert console.faults == []

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 from redis.asyncio import Redis
+from starlette.types import ASGIApp
 
 from gateway.admin.access.entry import AdminKey, Entry
 from gateway.admin.app import create_admin_app
@@ -56,7 +57,7 @@ def whole_app(redis: Redis, prefix: str, *, entry: Entry | None = None, **given:
     return create_admin_app(whole_plane(redis, prefix, **given), entry or Entry(keys=KEYS))
 
 
-def client(app: FastAPI, *, address: str = "192.0.2.1", headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+def client(app: ASGIApp, *, address: str = "192.0.2.1", headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
     """A caller from an address; its cookies are its own."""
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 4321)),

@@ -37,9 +37,11 @@ async def filled(whole: Whole) -> None:
 
 async def test_nobody_comes_in_without_a_log_in(whole: Whole):
     async with httpx.AsyncClient(base_url=whole.url, trust_env=False) as http:
-        for path in (*(f"/console/{page}" for page in PAGES), "/console/_nicegui/x", "/console"):
+        for path in (*(f"/console/{page}" for page in PAGES), "/console/_nicegui/x"):
             answer = await http.get(path)
             assert (answer.status_code, answer.headers["location"][:14]) == (303, "/console/login"), path
+        typed = await http.get("/console")
+        assert (typed.status_code, typed.headers["location"]) == (307, "/console/")
         bearer = await http.get("/console/", headers={"authorization": f"Bearer {ADMIN_TOKEN}"})
         assert bearer.status_code == 303
         login = await http.get("/console/login")
