@@ -24,6 +24,10 @@
 #     401 GET /v1/models
 set -eu
 
+if [ -z "${GATEWAY_KEY:-}" ]; then
+    echo 'set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)' >&2
+    exit 2
+fi
 url=${GATEWAY_URL:-http://127.0.0.1:8080}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -12,11 +12,15 @@ Prints:
 """
 
 import os
+import sys
 
 import numpy as np
 import openai
 
-url, key = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
+url, key = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ.get("GATEWAY_KEY")
+if not key:
+    print("set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)", file=sys.stderr)
+    sys.exit(2)
 client = openai.OpenAI(base_url=f"{url}/v1", api_key=key)
 
 print("a task is a model:", next(model.id for model in client.models.list() if model.id == "general_llm"))

@@ -11,12 +11,16 @@ Prints:
 """
 
 import os
+import sys
 
 import numpy as np
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-url, key = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
+url, key = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ.get("GATEWAY_KEY")
+if not key:
+    print("set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)", file=sys.stderr)
+    sys.exit(2)
 
 
 class Bearer(triton.InferenceServerClientPlugin):

@@ -23,7 +23,10 @@ import httpx
 import numpy as np
 from rich.progress import track
 
-URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
+URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ.get("GATEWAY_KEY")
+if not KEY:
+    print("set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)", file=sys.stderr)
+    sys.exit(2)
 TEXTS_A_REQUEST, REQUESTS_A_BATCH, TRIES = 16, 8, 8
 AGAIN = {409, 429, 500, 502, 503, 504}  # with any other status another try would end the same way
 HEADERS = {"authorization": f"Bearer {KEY}", "x-priority": "batch"}

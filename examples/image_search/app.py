@@ -8,6 +8,7 @@ photos a vector database takes its place, and nothing else changes.
 
 import base64
 import os
+import sys
 from contextlib import asynccontextmanager
 from html import escape
 from typing import Annotated
@@ -17,7 +18,10 @@ import numpy as np
 from fastapi import FastAPI, File, HTTPException, UploadFile
 from fastapi.responses import HTMLResponse
 
-URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
+URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ.get("GATEWAY_KEY")
+if not KEY:
+    print("set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)", file=sys.stderr)
+    sys.exit(2)
 PAGE = """<!doctype html><meta charset="utf-8"><title>Image search</title>
 <style>body { font: 16px sans-serif; max-width: 46em; margin: 2em auto } figure { display: inline-block; margin: 1em }
 img { height: 160px }</style><h1>Image search</h1>

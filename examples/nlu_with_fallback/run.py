@@ -14,11 +14,20 @@ Prints:
 """
 
 import os
+import sys
 
 import httpx
 
-URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
-ADMIN_URL, TOKEN = os.environ.get("GATEWAY_ADMIN_URL", "http://127.0.0.1:8090"), os.environ["GATEWAY_ADMIN_TOKEN"]
+URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ.get("GATEWAY_KEY")
+if not KEY:
+    print("set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)", file=sys.stderr)
+    sys.exit(2)
+ADMIN_URL, TOKEN = os.environ.get("GATEWAY_ADMIN_URL", "http://127.0.0.1:8090"), os.environ.get("GATEWAY_ADMIN_TOKEN")
+if not TOKEN:
+    print(
+        "set GATEWAY_ADMIN_TOKEN: after `make up` it is in .run/admin-token (see examples/README.md)", file=sys.stderr
+    )
+    sys.exit(2)
 TASK, LABELS = "custom_nlu", ["billing", "shipping", "praise"]
 
 gateway = httpx.Client(base_url=URL, headers={"authorization": f"Bearer {KEY}"}, timeout=60)

@@ -21,7 +21,10 @@ import wave
 import numpy as np
 from websockets.asyncio.client import connect
 
-URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
+URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ.get("GATEWAY_KEY")
+if not KEY:
+    print("set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)", file=sys.stderr)
+    sys.exit(2)
 RATE, SAMPLES = 16_000, 512  # a chunk is 32 ms
 
 

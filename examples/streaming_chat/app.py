@@ -8,13 +8,17 @@ server passes the page's calls on: leave GATEWAY_PAGE_URL unset.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import httpx
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ["GATEWAY_KEY"]
+URL, KEY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"), os.environ.get("GATEWAY_KEY")
+if not KEY:
+    print("set GATEWAY_KEY: after `make up` it is in .run/dev-key (see examples/README.md)", file=sys.stderr)
+    sys.exit(2)
 PAGE_URL = os.environ.get("GATEWAY_PAGE_URL", "")  # where the page finds the gateway; empty: through this server
 PAGE = (Path(__file__).parent / "page.html").read_text()
 GONE = "the gateway cannot be reached"
