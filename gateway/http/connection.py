@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         came = self._head or data
         size = heads.end_of_head(came, max(0, before - 3))
         if (size or len(came)) > heads.MAX_BYTES:
-            self._refuse_head()
+            self._refuse_head(heads.too_large())
             return b""
         if size is None:
             if not before:
@@ -184,7 +184,8 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._refuse_malformed()
+            if not self._is_refused:
+                self._refuse_malformed()
         except httptools.HttpParserUpgrade:
             if self._is_upgrading:
                 self._hand_over()
@@ -238,6 +239,9 @@ class Connection(asyncio.Protocol):
         first = dict(reversed(fields))  # of those that are there more than once
         self._is_in_head = False
         self._chunks = Chunks() if b"transfer-encoding" in first else None
+        if self._chunks is not None and heads.is_coded_twice(fields):
+            self._refuse_head(heads.unknown_coding())
+            return
         self._body_left = int(first.get(b"content-length", 0))
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -415,11 +419,11 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def _refuse_head(self) -> None:
+    def _refuse_head(self, answer: bytes) -> None:
         if not self._is_answered():
             self._take_no_more()
             return
-        self._transport.write(heads.too_large())
+        self._transport.write(answer)
         self._transport.write_eof()
         self._linger()
 

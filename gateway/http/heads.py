@@ -2,6 +2,7 @@
 
 import json
 import re
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import unquote
 
@@ -79,17 +80,30 @@ def described(
     }
 
 
+def is_coded_twice(fields: list[Field]) -> bool:
+    """Whether a body is something else (gzip) within its chunks, which nobody here undoes.
+
+    One that is not chunked in the end is refused by the parser: nobody knows where it ends.
+    """
+    codings = b",".join([value for name, value in fields if name == b"transfer-encoding"]).split(b",")
+    return len(codings) > 1 and codings[-1].strip().lower() == b"chunked"
+
+
 def too_large() -> bytes:
     """The answer to a head that is."""
-    problem = {
-        "type": "about:blank",
-        "title": "Request header fields too large",
-        "status": 431,
-        "detail": f"request line and headers may have {MAX_BYTES} bytes",
-        "code": "malformed_request",
-    }
+    title = "Request header fields too large"
+    return _refused(431, title, f"request line and headers may have {MAX_BYTES} bytes", code="malformed_request")
+
+
+def unknown_coding() -> bytes:
+    """The answer to a body in a transfer coding that is not known (RFC 9112, 6.1)."""
+    return _refused(501, "Not implemented", "Transfer-Encoding must be chunked and nothing else", code="unsupported")
+
+
+def _refused(status: int, title: str, detail: str, *, code: str) -> bytes:
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
     body = json.dumps(problem).encode()
     return (
-        b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/problem+json\r\n"
-        b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+        b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+        % (status, HTTPStatus(status).phrase.encode(), len(body), body)
     )

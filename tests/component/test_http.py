@@ -90,6 +90,50 @@ async def test_requests_in_a_row_on_one_connection_cut_anywhere():
             assert answer.count(b"HTTP/1.1 200") == 4
 
 
+CODED = HEAD.replace(f"content-length: {len(BODY)}\r\n".encode(), b"")
+CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"transfer-encoding: gzip, chunked\r\n",
+        b"Transfer-Encoding:GZIP,CHUNKED\r\n",
+        b"transfer-encoding: \tgzip ,\tchunked \r\n",
+        b"transfer-encoding: gzip, chunked \t\r\n",  # which the parser finds a fault with, too
+        b"transfer-encoding: gzip\r\nx: y\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: deflate;q=1, gzip\r\ntransfer-encoding: Chunked\r\n",
+        b"transfer-encoding: identity, chunked\r\n",
+    ],
+)
+async def test_a_body_in_a_transfer_coding_that_is_not_known_is_a_501(lines):
+    """RFC 9112, 6.1. Read as plain chunks it would be what nobody has sent."""
+    async with gateway() as gw:
+        alone = await talk(gw, CODED + lines + b"\r\n" + CHUNKS)
+        behind = await talk(gw, HEAD + b"\r\n" + BODY + CODED + lines + b"\r\n" + CHUNKS)
+        assert len(gw.backends["triton"].calls) == 1
+    head, _, body = alone.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 501 Not Implemented\r\n")
+    assert b"connection: close" in head
+    assert (json.loads(body)["status"], json.loads(body)["code"]) == (501, "unsupported")
+    assert (behind.count(b"HTTP/1.1 "), behind.count(b"HTTP/1.1 200")) == (1, 1)  # what came before it is answered
+
+
+@pytest.mark.parametrize("coding", [b"chunked", b"CHUNKED", b" chunked "])
+async def test_a_body_in_chunks_alone_is_read(coding):
+    async with gateway() as gw:
+        answer = await talk(gw, CODED + b"transfer-encoding:" + coding + b"\r\nconnection: close\r\n\r\n" + CHUNKS)
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"identity", b"gzip, xchunked", b"chunked, gzip", b"chunked, chunked"])
+async def test_a_body_whose_end_nobody_knows_is_a_400(coding):
+    async with gateway() as gw:
+        answer = await talk(gw, CODED + b"transfer-encoding: " + coding + b"\r\n\r\n" + CHUNKS)
+        assert not gw.backends["triton"].calls
+    assert (answer.count(b"HTTP/1.1 "), answer.startswith(b"HTTP/1.1 400")) == (1, True)
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HT"])
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch, said):
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
