@@ -425,6 +425,12 @@ def test_errors_are_the_same(pair: Pair, path: str, body: Any):
     pair.same("POST", path, json=body)
 
 
+def test_a_load_of_what_is_not_there_is_tritons_own_500(pair: Pair):
+    for reply in pair.ask("POST", "/v2/repository/models/nope/load", json={}):
+        words = "failed to load 'nope', failed to poll from model repository"
+        assert (reply.status_code, reply.json()) == (500, {"error": words})
+
+
 def test_a_body_of_another_size_than_its_shape(pair: Pair):
     head = {"name": "IN_FP32", "shape": [1, 1], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
     content = json.dumps({"inputs": [head]}).encode()
