@@ -7,13 +7,15 @@ the commands with their options. `tests/unit/release/test_references.py` holds t
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import typer.main
 
 from gateway.__main__ import app as commands_app
 from gateway.admin.access.roles import needed
+from gateway.admin.document import EVERYWHERE
+from gateway.core.errors import GatewayError
 from gateway.settings import Settings
 from local_runtime.__main__ import command_line
 from release.documents import control_plane, data_plane
@@ -151,22 +153,31 @@ def api() -> str:
     return "\n".join(
         [
             *_plane("Data plane", data_plane(), lambda _, path: "no key" if "/health" in path else "a key"),
-            *("", *_plane("Control plane", control_plane(), _least_role)),
+            *("", *_plane("Control plane", control_plane(), _least_role, everywhere=EVERYWHERE)),
         ]
     )
 
 
-def _plane(title: str, document: Schema, needs: Callable[[str, str], str]) -> Iterator[str]:
+def _plane(
+    title: str, document: Schema, needs: Callable[[str, str], str], everywhere: Collection[type[GatewayError]] = ()
+) -> Iterator[str]:
+    """`everywhere`: what any call may be refused by; where it is told, calls tell what else they are refused by."""
     calls = list(_each_call(document))
-    yield from (f"## {title}", "", *_calls(document, needs))
+    yield from (f"## {title}", "")
+    if everywhere:
+        by = ", ".join(f"{error.status} `{error.code}`" for error in sorted(everywhere, key=lambda one: one.status))
+        yield from (f"Any call under `/admin/v1` may be refused by {by}; what else refuses one is told with it.", "")
+    yield from _calls(document, needs, {error.code for error in everywhere})
     headers = {one["name"]: one for _, _, call in calls for one in call.get("parameters", ()) if one["in"] == "header"}
     yield from (f"### Headers of the {title.lower()}", "", "| header | is | |", "|---|---|---|")
     for name, one in headers.items():
         yield row(f"`{name}`", _kind(one["schema"], document), one.get("description", ""))
     yield from ("", f"### Errors of the {title.lower()}", "", "| status | codes |", "|---|---|")
-    told = {status: answer["description"] for _, _, call in calls for status, answer in _refusals(call)}
-    for status, codes in sorted(told.items()):
-        yield row(status, ", ".join(f"[`{code}`](errors.md)" for code in codes.split(", ")))
+    told: dict[str, dict[str, None]] = {}
+    for status, codes in (refusal for _, _, call in calls for refusal in _refusals(call)):
+        told.setdefault(status, {}).update(dict.fromkeys(codes))
+    for status in sorted(told):
+        yield row(status, ", ".join(f"[`{code}`](errors.md)" for code in told[status]))
     for name, schema in document["components"]["schemas"].items():
         if schema.get("properties"):
             about = _sentence(schema)
@@ -174,11 +185,11 @@ def _plane(title: str, document: Schema, needs: Callable[[str, str], str]) -> It
             yield from _field_table(schema, document)
 
 
-def _refusals(call: Schema) -> Iterator[tuple[str, Schema]]:
+def _refusals(call: Schema) -> Iterator[tuple[str, list[str]]]:
     """The answers of a call that are errors with a code: each tells its codes as its description."""
-    for status, answer in call["responses"].items():
+    for status, answer in sorted(call["responses"].items()):
         if status >= "400" and status.isdigit() and " " not in answer["description"].replace(", ", ""):
-            yield status, answer
+            yield status, answer["description"].split(", ")
 
 
 def _field_table(schema: Schema, document: Schema) -> Iterator[str]:
@@ -232,7 +243,7 @@ def _each_call(document: Schema) -> Iterator[tuple[str, str, Schema]]:
                 yield path, method.upper(), {**call, "parameters": both}
 
 
-def _calls(document: Schema, needs: Callable[[str, str], str]) -> Iterator[str]:
+def _calls(document: Schema, needs: Callable[[str, str], str], everywhere: Collection[str]) -> Iterator[str]:
     for path, method, call in _each_call(document):
         yield from (f"### `{method} {path}`", "", f"{_words(call)} Needs {needs(method, path)}.", "")
         parameters = call["parameters"]
@@ -247,8 +258,17 @@ def _calls(document: Schema, needs: Callable[[str, str], str]) -> Iterator[str]:
                 yield words + needed_or_default + (f"; {about}" if about else "")
         if body := call.get("requestBody"):
             yield "- takes " + ", ".join(_content(body["content"], document))
-        yield f"- gives {'; '.join(_answers(call['responses'], document))}"
+        told = {status: one for status, one in call["responses"].items() if not everywhere or status < "400"}
+        yield f"- gives {'; '.join(_answers(told, document))}"
+        if everywhere and (others := list(_others(call, () if "/health" in path else everywhere))):
+            yield f"- is refused by {'; '.join(others)}"
         yield ""
+
+
+def _others(call: Schema, everywhere: Collection[str]) -> Iterator[str]:
+    for status, codes in _refusals(call):
+        if others := [f"`{code}`" for code in codes if code not in everywhere]:
+            yield f"{status} {', '.join(others)}"
 
 
 def _words(call: Schema) -> str:

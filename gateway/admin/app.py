@@ -7,7 +7,7 @@ from fastapi import APIRouter, FastAPI
 from gateway.admin.access.door import Door, Guard
 from gateway.admin.access.entry import Entry
 from gateway.admin.access.roles import PREFIX
-from gateway.admin.document import install_document
+from gateway.admin.document import install_document, refuses
 from gateway.admin.keys import key_routes
 from gateway.admin.models.absent import absent_models
 from gateway.admin.models.backends import backend_routes
@@ -26,6 +26,7 @@ from gateway.admin.watching.shadows import shadow_routes
 from gateway.admin.watching.usage import usage_routes
 from gateway.admin.watching.workers import worker_routes
 from gateway.admin_ports import RuleStore
+from gateway.core.errors import RulesUnavailable
 
 
 def create_admin_app(plane: Plane, entry: Entry | str) -> FastAPI:
@@ -81,7 +82,7 @@ def _health(store: RuleStore) -> APIRouter:
         """Whether the process runs."""
         return {"status": "live"}
 
-    @router.get("/ready")
+    @router.get("/ready", openapi_extra=refuses(RulesUnavailable))
     async def ready() -> dict[str, str]:
         """Whether the rules can be read."""
         await store.get()

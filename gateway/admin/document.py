@@ -1,44 +1,52 @@
-"""What FastAPI's OpenAPI document leaves out: the refusals of every operation, as they are sent."""
+"""What FastAPI's OpenAPI document leaves out: which refusals each operation can give, as they are sent.
 
+A route names those of its own, `openapi_extra=refuses(UnknownKey)`. What the door refuses (`EVERYWHERE`), and what
+follows from what an operation takes (a body, a revision, a name in its path), is added here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI
 
+from gateway.admin.access.roles import PREFIX, ROWS
+from gateway.core.error_schemas import PROBLEM, problem_schema, refusal_answers
 from gateway.core.errors import (
-    CONTROL_PLANE,
-    BackendBroke,
+    CLOSED_LIST,
     BodyTooLarge,
     Forbidden,
     GatewayError,
     InternalError,
     InvalidInput,
     MalformedRequest,
-    NoHealthyBackend,
     NotFound,
     RateLimited,
     RequestTimeout,
+    RulesUnavailable,
     Unauthorized,
-    UnknownModel,
-    UnsupportedByBackend,
 )
 
-REFUSALS: Final[tuple[type[GatewayError], ...]] = (
-    MalformedRequest,
+EVERYWHERE: Final[tuple[type[GatewayError], ...]] = (
     Unauthorized,
     Forbidden,
-    NotFound,
-    UnknownModel,
     RequestTimeout,
     BodyTooLarge,
     InvalidInput,
     RateLimited,
-    NoHealthyBackend,
-    UnsupportedByBackend,
-    BackendBroke,
     InternalError,
-    *CONTROL_PLANE,
+    RulesUnavailable,
 )
-"""Whatever is asked; 405 is for paths that lack the method."""
+"""Whatever is asked under `/admin/v1`: the door's, and our own faults. 405 is for paths that lack the method."""
+
+_OWN: Final = "x-refusals"
+_ERRORS: Final[Mapping[str, type[GatewayError]]] = {error.code: error for error in CLOSED_LIST}
+_HEALTH: Final = "/healthz/"
+_WITH_SLASHES: Final = {PREFIX + row.path.replace(":path", "") for row in ROWS if ":path" in row.path}
+
+
+def refuses(*errors: type[GatewayError]) -> dict[str, Any]:
+    """The refusals of one route beside `EVERYWHERE`, as its `openapi_extra`."""
+    return {_OWN: [error.code for error in errors]}
 
 
 def install_document(app: FastAPI) -> None:
@@ -55,44 +63,45 @@ def install_document(app: FastAPI) -> None:
 
 def _tell(document: dict[str, Any]) -> None:
     """Put them into every operation, in the place of FastAPI's form of an invalid body, which is never sent."""
-    refusals = _refusals()
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["Problem"] = _problem()
-    for operations in document["paths"].values():
+    told: dict[str, None] = {}
+    for path, operations in document["paths"].items():
         for operation in operations.values():
+            errors = list(_refusals(path, operation))
             operation["responses"].pop("422", None)
-            operation["responses"] |= refusals
+            operation["responses"] |= refusal_answers(errors, _content)
+            told |= dict.fromkeys(error.code for error in errors)
+    schemas["Problem"] = problem_schema(list(told), _STALE)
 
 
-def _refusals() -> dict[str, Any]:
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    told = {}
-    for status in sorted({error.status for error in REFUSALS}):
-        codes = ", ".join(error.code for error in REFUSALS if error.status == status)
-        told[str(status)] = {"description": codes, "content": content}
-    return told
+def _refusals(path: str, operation: dict[str, Any]) -> Iterator[type[GatewayError]]:
+    own = [_ERRORS[code] for code in operation.pop(_OWN, ())]
+    if path.startswith(_HEALTH):
+        yield InternalError
+        yield from own
+        return
+    yield from EVERYWHERE
+    if "requestBody" in operation or any(one["name"] == "if-match" for one in operation.get("parameters", ())):
+        yield MalformedRequest
+    if "{" in path and path not in _WITH_SLASHES:
+        yield NotFound  # with a `/` in the name it is another path
+    yield from own
 
 
-def _problem() -> dict[str, Any]:
-    fault = {
-        "type": "object",
-        "properties": {"detail": {"type": "string"}, "pointer": {"type": "string"}, "field": {"type": "string"}},
-        "required": ["detail"],
-    }
-    return {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string"},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "detail": {"type": "string"},
-            "code": {"enum": [error.code for error in REFUSALS]},
-            "errors": {"type": "array", "items": fault},
-            "expected": {"type": "integer", "description": "of a change made from a stale revision"},
-            "current": {"type": "integer"},
-            "changes": {"type": "array", "items": {}},
-        },
-        "required": ["type", "title", "status", "detail", "code"],
-    }
+def _content(codes: Sequence[str]) -> dict[str, Any]:
+    """A problem with one of these codes."""
+    one_of_them = {"properties": {"code": {"enum": list(codes)}}}
+    return {PROBLEM: {"schema": {"allOf": [{"$ref": "#/components/schemas/Problem"}, one_of_them]}}}
+
+
+_STALE: Final[Mapping[str, Any]] = {
+    "expected": {"type": "integer", "description": "with `revision_stale`: the revision that the change was made from"},
+    "current": {"type": "integer", "description": "with `revision_stale`: the newest revision"},
+    "changes": {
+        "type": "array",
+        "description": "with `revision_stale` of the rules: what others have changed since, as in `GET /rules/diff`",
+        "items": {"type": "object"},
+    },
+}

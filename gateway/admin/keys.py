@@ -9,11 +9,12 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Response
 
 from gateway.admin.access.door import CurrentVisit
+from gateway.admin.document import refuses
 from gateway.admin.etags import IfMatch, revision_of, set_etag
 from gateway.admin.key_bodies import KeyChange, KeyIn, KeyMade, KeyOut, KeyRotation, KeysOut, key_out
 from gateway.admin_ports import KeyStore
 from gateway.core.error_forms import pointer
-from gateway.core.errors import InvalidInput, RulesUnavailable
+from gateway.core.errors import InvalidInput, RulesUnavailable, StaleRevision, TooManyKeys, UnknownKey
 from gateway.core.keys import ID_BYTES, LAST_S, NAME, SALT_BYTES, SECRET_BYTES, ApiKey, new_id, new_secret, rotated
 
 MAX_PAGE: Final = 500
@@ -26,7 +27,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
     """`/keys`. `tasks` are those that there are."""
     router = APIRouter(tags=["keys"])
 
-    @router.post("/keys", status_code=201)
+    @router.post("/keys", status_code=201, openapi_extra=refuses(TooManyKeys))
     async def post_key(body: KeyIn, response: Response, visit: CurrentVisit) -> KeyMade:
         """Make a key. Its secret is in this answer and nowhere else."""
         key_id = new_id(secrets.token_bytes(ID_BYTES))
@@ -52,12 +53,12 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
         found, following = await store.page(after=after, size=size, tenant=tenant)
         return KeysOut(items=[key_out(key) for key in found], next=following)
 
-    @router.get("/keys/{key_id}")
+    @router.get("/keys/{key_id}", openapi_extra=refuses(UnknownKey))
     async def get_key(key_id: str, response: Response) -> KeyOut:
         """One key, with its revision as the ETag."""
         return _told(await store.get(key_id), response)
 
-    @router.patch("/keys/{key_id}")
+    @router.patch("/keys/{key_id}", openapi_extra=refuses(UnknownKey, StaleRevision))
     async def patch_key(
         key_id: str, body: KeyChange, response: Response, visit: CurrentVisit, if_match: IfMatch = None
     ) -> KeyOut:
@@ -77,7 +78,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
         visit.tell("key.change", key_id, before={n: was[n] for n in names}, after={n: now[n] for n in names})
         return _told(changed, response)
 
-    @router.post("/keys/{key_id}/rotate")
+    @router.post("/keys/{key_id}/rotate", openapi_extra=refuses(UnknownKey, StaleRevision))
     async def rotate_key(
         key_id: str,
         response: Response,
@@ -96,7 +97,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
         visit.tell("key.rotate", key_id, after={"grace_s": grace_s, "revision": changed.revision})
         return _made(changed, text, response)
 
-    @router.delete("/keys/{key_id}", status_code=204, response_class=Response)
+    @router.delete("/keys/{key_id}", status_code=204, response_class=Response, openapi_extra=refuses(UnknownKey))
     async def delete_key(key_id: str, visit: CurrentVisit) -> None:
         """Take a key away for good; what it has used stays in the books."""
         before = await _known(store, key_id)

@@ -14,6 +14,7 @@ from gateway.api.batch import MAX_ID, MAX_ITEMS
 from gateway.api.oip import openapi as openapi_oip
 from gateway.api.openapi_schemas import ref
 from gateway.api.request_headers import MAX_IDEMPOTENCY_KEY, MAX_ORDERING_KEY
+from gateway.core.error_schemas import PROBLEM, refusal_answers
 from gateway.core.errors import DATA_PLANE
 from gateway.core.types import OpenAIApi
 from gateway.pipeline import Task
@@ -89,12 +90,6 @@ _LIMIT_HEADERS = {
         ("ratelimit", "string"),
         ("x-ordering-ticket", "integer"),
     )
-}
-_LIMITED = 429
-_COME_BACK = {
-    "retry-after": {"schema": {"type": "integer", "minimum": 1}},
-    "retry-after-ms": {"schema": {"type": "integer", "minimum": 1}},
-    "x-should-retry": {"schema": {"const": "false"}},
 }
 _ANSWER_HEADERS = {
     name: {"schema": {"type": kind}}
@@ -378,17 +373,9 @@ def _path_parameter(name: str, examples: list[str]) -> dict[str, Any]:
 
 
 def _errors(*, is_openai: bool, only: tuple[int, ...] | None = None) -> dict[str, Any]:
-    form = (
-        {_JSON: {"schema": ref("OpenAIError")}}
-        if is_openai
-        else {"application/problem+json": {"schema": ref("Problem")}}
-    )
-    statuses = sorted({e.status for e in DATA_PLANE if e.status not in (405, 499)})
-    told = {}
-    for status in statuses:
-        if only is None or status in only:
-            codes = ", ".join(e.code for e in DATA_PLANE if e.status == status)
-            told[str(status)] = {"description": codes, "content": form}
-            if status in (429, 503):
-                told[str(status)]["headers"] = _COME_BACK | (_LIMIT_HEADERS if status == _LIMITED else {})
+    form = {_JSON: {"schema": ref("OpenAIError")}} if is_openai else {PROBLEM: {"schema": ref("Problem")}}
+    errors = [e for e in DATA_PLANE if e.status not in (405, 499) and (only is None or e.status in only)]
+    told = refusal_answers(errors, lambda _: form)
+    if limited := told.get("429"):
+        limited["headers"] |= _LIMIT_HEADERS
     return told

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.core.error_schemas import problem_schema
 from gateway.core.errors import DATA_PLANE
 from gateway.pipeline import Task
 
@@ -47,21 +48,7 @@ def schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
         "BatchAnswer": _batch_answer(),
         "ClientTokenWish": _client_token_wish(tasks),
         "ClientToken": _client_token(),
-        "Problem": {
-            "type": "object",
-            "properties": {
-                "type": {"type": "string"},
-                "title": {"type": "string"},
-                "status": {"type": "integer"},
-                "detail": {"type": "string"},
-                "code": {"enum": [e.code for e in DATA_PLANE]},
-                "errors": {"type": "array", "items": {"type": "object"}},
-                "retry_after_s": {"type": "integer", "minimum": 1},
-                "limit": _limit(),
-                "violated-policies": {"type": "array", "items": {"type": "string"}},
-            },
-            "required": ["type", "title", "status", "detail", "code"],
-        },
+        "Problem": problem_schema([error.code for error in DATA_PLANE], _of_limits()),
         "OpenAIError": {
             "type": "object",
             "properties": {
@@ -97,6 +84,19 @@ def _batch_answer() -> dict[str, Any]:
         "type": "object",
         "properties": {"responses": {"type": "array", "description": "in the order of the requests", "items": one}},
         "required": ["responses"],
+    }
+
+
+def _of_limits() -> dict[str, Any]:
+    """What a problem of the data plane tells beside: see `gateway.api.errors.problem_body`."""
+    return {
+        "retry_after_s": {"type": "integer", "minimum": 1, "description": "after so many seconds it may succeed"},
+        "limit": _limit(),
+        "violated-policies": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "the names of all limits that were hit",
+        },
     }
 
 

@@ -19,6 +19,7 @@ from gateway.core.rules.policies import FIELDS
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_rules import RedisRuleSource
 from gateway.stores.redis_script import connect
+from tests.kit.admin_plane import Asked, declared
 from tests.kit.redis_switch import RedisSwitch
 
 pytest_plugins = ["tests.kit.redis"]
@@ -61,7 +62,7 @@ async def workers(redis_client, redis_prefix):
 def over(store, token: str = TOKEN, sent: str | None = TOKEN) -> httpx.AsyncClient:
     app = create_admin_app(Plane(rules=store, check=lambda r: check_targets(r, **KNOWN), tasks=KNOWN["tasks"]), token)
     headers = {"authorization": f"Bearer {sent}"} if sent is not None else {}
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    transport = Asked(app)
     return httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers)
 
 
@@ -128,24 +129,44 @@ async def test_no_path_leads_to_where_a_host_header_says(admin, path):
 
 
 async def test_every_operation_tells_its_refusals(admin):
-    """As problems, with the codes of the closed list; FastAPI's own form of an invalid body is never sent."""
+    """As problems, with their codes; FastAPI's own form of an invalid body is never sent."""
     document = (await admin.get("/openapi.json")).json()
     schemas = document["components"]["schemas"]
+
+    def told(method: str, path: str) -> dict[str, str]:
+        responses = document["paths"][path][method]["responses"]
+        return {status: one["description"] for status, one in responses.items() if status >= "400"}
+
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            refusals = {status: told for status, told in operation["responses"].items() if int(status) >= 400}
-            assert {"400", "401", "403", "404", "408", "413", "422", "429", "500", "503"} <= refusals.keys(), (
-                path,
-                method,
-            )
-            for told in refusals.values():
-                assert told["content"] == {
-                    "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
-                }
+            for status, codes in told(method, path).items():
+                one_of_them = {"properties": {"code": {"enum": codes.split(", ")}}}
+                schema = {"allOf": [{"$ref": "#/components/schemas/Problem"}, one_of_them]}
+                content = operation["responses"][status]["content"]
+                assert content == {"application/problem+json": {"schema": schema}}, (method, path)
+    everywhere = {"401": "unauthorized", "403": "forbidden", "408": "request_timeout", "413": "body_too_large"}
+    everywhere |= {"422": "invalid_input", "429": "rate_limited", "500": "internal", "503": "store_unavailable"}
+    assert told("get", "/admin/v1/rules") == everywhere
+    assert told("put", "/admin/v1/rules") == everywhere | {
+        "400": "malformed_request",
+        "409": "frozen",
+        "412": "revision_stale",
+        "422": "invalid_input, invalid_rules",
+        "428": "revision_required",
+    }
+    assert told("get", "/healthz/live") == {"500": "internal"}
     assert "HTTPValidationError" not in schemas
     refused = (await admin.put("/rules", json={"rules": {}})).json()
     assert refused.keys() <= schemas["Problem"]["properties"].keys()
-    assert refused["code"] in schemas["Problem"]["properties"]["code"]["enum"]
+
+
+async def test_a_refusal_that_is_not_declared_fails_the_tests(store, monkeypatch):
+    """What all tests of the control plane go by; see `tests.kit.admin_plane.Asked`."""
+    undeclared = [(method, pattern, refusals - {(404, "unknown_rule")}) for method, pattern, refusals in declared()]
+    monkeypatch.setattr("tests.kit.admin_plane.declared", lambda: undeclared)
+    async with over(store) as client:
+        with pytest.raises(AssertionError, match="unknown_rule"):
+            await client.patch("/rules/nope", json={"enabled": True})
 
 
 async def test_health_needs_no_token(store):

@@ -28,6 +28,7 @@ from gateway.stores.redis_events import RedisEvents
 from gateway.stores.redis_outcomes import RedisOutcomes
 from gateway.stores.redis_script import connect
 from gateway.wiring_control import control_plane
+from tests.kit.admin_plane import Asked
 from tests.kit.model_server import ModelServerFake
 from tests.kit.redis_switch import RedisSwitch
 from tests.kit.wait import until, until_async
@@ -96,7 +97,7 @@ class World:
         plane = ModelPlane(servers=servers, deploys=deploys, events=self.events)
         app = create_admin_app(Plane(rules=self.rules, tasks=("t",), models=plane), TOKEN)
         headers = {"authorization": f"Bearer {TOKEN}"}
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        transport = Asked(app)
         return httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers)
 
     async def deploy(self, **options: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from gateway.admin.app import create_admin_app
 from gateway.admin.plane import Plane
 from gateway.admin_ports import UsageRow
 from gateway.core.errors import RulesUnavailable
+from tests.kit.admin_plane import Asked
 from tests.kit.redis import HOST, free_port
 
 TOKEN = "admin-secret"  # noqa: S105 - made up here
@@ -68,7 +69,7 @@ def books():
 
 @pytest.fixture
 async def admin(books):
-    transport = httpx.ASGITransport(plane(books), raise_app_exceptions=False)
+    transport = Asked(plane(books))
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://admin/admin/v1", headers=headers) as client:
         yield client

@@ -1,6 +1,8 @@
 """A control plane whose every part is there: log-ins and the audit log over Redis, all else behind it gone."""
 
 import contextlib
+import functools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -8,9 +10,11 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 from redis.asyncio import Redis
+from starlette.routing import compile_path
 from starlette.types import ASGIApp
 
 from gateway.admin.access.entry import AdminKey, Entry
+from gateway.admin.access.roles import PREFIX, ROWS
 from gateway.admin.app import create_admin_app
 from gateway.admin.models.fleet import Servers
 from gateway.admin.models.model_routes import ModelPlane
@@ -57,10 +61,45 @@ def whole_app(redis: Redis, prefix: str, *, entry: Entry | None = None, **given:
     return create_admin_app(whole_plane(redis, prefix, **given), entry or Entry(keys=KEYS))
 
 
+@functools.cache
+def declared() -> list[tuple[str, re.Pattern[str], set[tuple[int, str]]]]:
+    """Every operation: its method, its path, and the refusals that the document declares for it."""
+    document = whole_app(Gone(), "").openapi()
+    rows = [(row.method, PREFIX + row.path) for row in ROWS]  # in the order in which they are tried
+    rows += [("GET", path) for path in document["paths"] if path.startswith("/healthz")]
+    found = []
+    for method, path in rows:
+        pattern, told, _ = compile_path(path)
+        if told in document["paths"]:
+            responses = document["paths"][told][method.lower()]["responses"]
+            refusals = {(int(s), code) for s, one in responses.items() for code in one["description"].split(", ")}
+            found.append((method, pattern, refusals))
+    return found
+
+
+class Asked(httpx.ASGITransport):
+    """An app that is asked from an address. A refusal that the document does not declare for its operation fails."""
+
+    def __init__(self, app: ASGIApp, *, address: str = "192.0.2.1") -> None:
+        super().__init__(app, raise_app_exceptions=False, client=(address, 4321))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
+        if answer.status_code < 400 or answer.status_code == 405 or request.method == "HEAD":
+            return answer
+        await answer.aread()
+        for method, pattern, refusals in declared():
+            if method == request.method and pattern.match(request.url.path):
+                told = (answer.status_code, answer.json()["code"])
+                assert told in refusals, f"{method} {request.url.path} gives {told}, which its document does not say"
+                break
+        return answer
+
+
 def client(app: ASGIApp, *, address: str = "192.0.2.1", headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
     """A caller from an address; its cookies are its own."""
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 4321)),
+        transport=Asked(app, address=address),
         base_url=f"http://{HOST}/admin/v1",
         headers=headers,
     )

@@ -16,6 +16,7 @@ from gateway.core.types import Caller
 from gateway.ports import Backend
 from gateway.stores.redis_key_store import RedisKeyStore
 from gateway.stores.redis_keys import RedisKeys
+from tests.kit.admin_plane import Asked
 from tests.kit.app import Harness, embedding, running
 from tests.kit.wait import until_async
 
@@ -29,7 +30,7 @@ def admin_client(redis: Redis, prefix: str) -> httpx.AsyncClient:
     """The control plane of keys; it is told no rules."""
     app = create_admin_app(Plane(tasks=TASKS, keys=RedisKeyStore(redis, prefix)), TOKEN)
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+        transport=Asked(app),
         base_url="http://admin/admin/v1",
         headers={"authorization": f"Bearer {TOKEN}"},
     )

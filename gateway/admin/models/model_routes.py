@@ -4,12 +4,13 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 
 from gateway.admin.access.actors import Visit
 from gateway.admin.access.door import CurrentVisit
+from gateway.admin.document import refuses
 from gateway.admin.models.deploy import Deploy, Pace
 from gateway.admin.models.deploys import Deploys, shown
 from gateway.admin.models.fleet import (
@@ -42,7 +43,7 @@ from gateway.admin.models.model_bodies import (
     VersionOut,
 )
 from gateway.admin_ports import Events
-from gateway.core.errors import BackendBroke, Fault, UnknownModel
+from gateway.core.errors import BackendBroke, DeployConflict, Fault, UnknownDeploy, UnknownModel
 from gateway.core.models import ModelFigures
 from gateway.core.rollouts.model_move import WHOLE
 from gateway.ports import JsonObject
@@ -50,6 +51,7 @@ from gateway.ports import JsonObject
 LOAD_S = 600.0  # large weights and a warm-up take minutes
 EVENTS = 200  # those kept in view of one model
 HALF = 50
+_UNDONE: Final = refuses(UnknownModel, UnknownDeploy, DeployConflict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def _models(plane: ModelPlane) -> APIRouter:
         items, silent = await _all_models(plane)
         return ModelsOut(items=items, unreachable=[*_unreachable(plane.servers), *silent])
 
-    @router.get("/models/{model}")
+    @router.get("/models/{model}", openapi_extra=refuses(UnknownModel))
     async def get_model(model: str) -> ModelsOut:
         """One model, on every backend that has it."""
         found, silent = await _all_models(plane)
@@ -98,7 +100,7 @@ def _models(plane: ModelPlane) -> APIRouter:
 def _control(plane: ModelPlane) -> APIRouter:
     router = APIRouter(tags=["models"])
 
-    @router.post("/models/{model}/load")
+    @router.post("/models/{model}/load", openapi_extra=refuses(UnknownModel, BackendBroke))
     async def load_model(model: str, visit: CurrentVisit, body: LoadIn | None = None) -> ControlOut:
         """Load it, or load it anew, on every server; 502 where no server has done it."""
         wish = body or LoadIn()
@@ -113,7 +115,7 @@ def _control(plane: ModelPlane) -> APIRouter:
         visit.tell("model.load", model, after={**_fanned(done), "has_config": config is not None})
         return done
 
-    @router.post("/models/{model}/unload")
+    @router.post("/models/{model}/unload", openapi_extra=refuses(UnknownModel, BackendBroke))
     async def unload_model(model: str, visit: CurrentVisit, body: UnloadIn | None = None) -> ControlOut:
         """Unload it on every server; what it has begun it finishes."""
         wish = body or UnloadIn()
@@ -141,7 +143,7 @@ def _deploys(plane: ModelPlane) -> APIRouter:
         visit.tell(visit.action, visit.target, before={"version": deploy.old}, after=told)
         return out(shown(deploy))
 
-    @router.post("/models/{model}/deploy", status_code=202)
+    @router.post("/models/{model}/deploy", status_code=202, openapi_extra=refuses(UnknownModel, DeployConflict))
     async def deploy_model(model: str, body: DeployIn, visit: CurrentVisit) -> DeployOut:
         """Move its callers to a version that lies in the repository; goes on after the answer."""
         percents = tuple(p for p in (body.canary, HALF, WHOLE) if p >= body.canary)
@@ -153,7 +155,7 @@ def _deploys(plane: ModelPlane) -> APIRouter:
         )
         return begun(await deploys.start(model, body.version, backend=body.backend, pace=pace), visit)
 
-    @router.post("/models/{model}/rollback", status_code=202)
+    @router.post("/models/{model}/rollback", status_code=202, openapi_extra=_UNDONE)
     async def rollback_model(model: str, visit: CurrentVisit) -> DeployOut:
         """Undo its last deploy; goes on after the answer."""
         return begun(await deploys.rollback_model(model), visit)
@@ -163,17 +165,21 @@ def _deploys(plane: ModelPlane) -> APIRouter:
         """The last hundred deploys."""
         return DeploysOut(items=[out(shown(one)) for one in await deploys.recent()])
 
-    @router.get("/deploys/{deploy_id}")
+    @router.get("/deploys/{deploy_id}", openapi_extra=refuses(UnknownDeploy))
     async def get_deploy(deploy_id: str) -> DeployOut:
         """One deploy as it is now."""
         return out(shown(await deploys.get(deploy_id)))
 
-    @router.post("/deploys/{deploy_id}/rollback", status_code=202)
+    @router.post(
+        "/deploys/{deploy_id}/rollback",
+        status_code=202,
+        openapi_extra=_UNDONE,
+    )
     async def rollback_deploy(deploy_id: str, visit: CurrentVisit) -> DeployOut:
         """Undo it; goes on after the answer. Of one that is done the answer is the deploy back."""
         return begun(await deploys.rollback(deploy_id), visit)
 
-    @router.post("/deploys/{deploy_id}/continue", status_code=202)
+    @router.post("/deploys/{deploy_id}/continue", status_code=202, openapi_extra=refuses(UnknownDeploy, DeployConflict))
     async def continue_deploy(deploy_id: str, visit: CurrentVisit) -> DeployOut:
         """Go on with one that was interrupted, where it was."""
         return begun(await deploys.go_on(deploy_id), visit)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Response
 
 from gateway.admin.access.door import CurrentVisit
+from gateway.admin.document import refuses
 from gateway.admin.etags import IfMatch, revision_of, set_etag
 from gateway.admin.instants import instant
 from gateway.admin.routing.rule_bodies import (
@@ -35,7 +36,9 @@ from gateway.admin.routing.rule_bodies import (
 from gateway.admin.routing.switch_bodies import switch_out
 from gateway.admin_ports import Change, RequestLog, Revision, RuleStore
 from gateway.core.errors import (
+    Frozen,
     InvalidInput,
+    InvalidRules,
     RateLimited,
     RevisionRequired,
     RulesUnavailable,
@@ -150,7 +153,7 @@ def _reading(router: APIRouter, rules: _Rules) -> None:
         following = str(found[size - 1].revision) if len(found) > size else None
         return Revisions.model_validate({"items": items, "next": following})
 
-    @router.get("/rules/revisions/{revision}")
+    @router.get("/rules/revisions/{revision}", openapi_extra=refuses(UnknownRevision))
     async def get_revision(revision: int) -> RevisionRules:
         """One of them, with its rules."""
         found = await rules.store.revision(revision)
@@ -158,7 +161,7 @@ def _reading(router: APIRouter, rules: _Rules) -> None:
         shown = _revision_document(found, newest) | {"rules": rules_document(found.rules or ())}
         return RevisionRules.model_validate(shown)
 
-    @router.get("/rules/diff")
+    @router.get("/rules/diff", openapi_extra=refuses(UnknownRevision))
     async def get_diff(
         before: Annotated[int, Query(alias="from", description="a revision")],
         after: Annotated[int | None, Query(alias="to", description="by default the newest")] = None,
@@ -177,7 +180,7 @@ def _reading(router: APIRouter, rules: _Rules) -> None:
 def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None, absent: Absent | None) -> None:
     turn = asyncio.Lock()
 
-    @router.post("/rules/validate")
+    @router.post("/rules/validate", openapi_extra=refuses(InvalidRules))
     async def validate_rules(body: RulesCandidate) -> RulesValid:
         """Say whether a set would be taken and what it would change, without taking it."""
         parsed = rules.parsed(body.rules)
@@ -187,7 +190,7 @@ def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None, absen
         shown = {"rules": rules_document(parsed), "warnings": warnings, "changes": told}
         return RulesValid.model_validate({"valid": True, **shown})
 
-    @router.post("/rules/dry-run")
+    @router.post("/rules/dry-run", openapi_extra=refuses(InvalidRules))
     async def dry_run_rules(body: DryRunIn) -> DryRunOut:
         """Say how many of the last requests, or of those that are given, a set would send elsewhere."""
         parsed = rules.parsed(body.rules)
@@ -204,7 +207,7 @@ def _trying(router: APIRouter, rules: _Rules, requests: RequestLog | None, absen
 
 
 def _changing(router: APIRouter, rules: _Rules) -> None:
-    @router.put("/rules")
+    @router.put("/rules", openapi_extra=refuses(InvalidRules, RevisionRequired, StaleRevision, Frozen))
     async def put_rules(
         body: RulesIn, response: Response, visit: CurrentVisit, if_match: IfMatch = None
     ) -> RulesApplied:
@@ -219,7 +222,7 @@ def _changing(router: APIRouter, rules: _Rules) -> None:
         visit.tell("rules.put", **_audited(current, saved), reason=note)
         return RulesApplied.model_validate(await rules.applied(saved, response))
 
-    @router.post("/rules/rollback")
+    @router.post("/rules/rollback", openapi_extra=refuses(InvalidRules, UnknownRevision, StaleRevision, Frozen))
     async def rollback_rules(
         response: Response, visit: CurrentVisit, body: RollbackIn | None = None, if_match: IfMatch = None
     ) -> RulesApplied:
@@ -236,7 +239,7 @@ def _changing(router: APIRouter, rules: _Rules) -> None:
         visit.tell("rules.rollback", f"revision {back.revision}", **_audited(current, saved), reason=note)
         return RulesApplied.model_validate(await rules.applied(saved, response))
 
-    @router.patch("/rules/{name:path}")
+    @router.patch("/rules/{name:path}", openapi_extra=refuses(UnknownRule, InvalidRules, StaleRevision, Frozen))
     async def patch_rule(
         name: str, body: RulePatch, response: Response, visit: CurrentVisit, if_match: IfMatch = None
     ) -> RuleApplied:

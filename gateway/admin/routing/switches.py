@@ -11,9 +11,10 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from gateway.admin.access.door import CurrentVisit
+from gateway.admin.document import refuses
 from gateway.admin.routing.switch_bodies import MAX_NAME, SwitchChanged, SwitchesOut, SwitchIn, switch_out
 from gateway.admin_ports import RuleStore, WorkerState
-from gateway.core.errors import InvalidInput, RulesUnavailable
+from gateway.core.errors import InvalidInput, RulesUnavailable, TooManySwitches, UnknownSwitch
 from gateway.core.rules import Match, Rule, Target
 from gateway.core.rules.fields import RuleError, suggest
 from gateway.core.switches import SCOPE_KINDS, SCOPES_OF, Action, Scope, ScopeKind, Switch
@@ -40,7 +41,7 @@ def switch_routes(store: RuleStore, check: Check, tasks: Collection[str]) -> API
         ]
         return SwitchesOut(revision=switches.revision, items=items, next=None)
 
-    @router.post("/switches", status_code=201)
+    @router.post("/switches", status_code=201, openapi_extra=refuses(TooManySwitches))
     async def post_switch(body: SwitchIn, visit: CurrentVisit) -> SwitchChanged:
         """Set one. It stands above all rules until it is ended, or its time is over."""
         now_ms = _now_ms()
@@ -61,7 +62,7 @@ def switch_routes(store: RuleStore, check: Check, tasks: Collection[str]) -> API
             changed.warnings = _unknown_server(switch.scope, await store.workers())
         return changed
 
-    @router.delete("/switches/{switch_id}")
+    @router.delete("/switches/{switch_id}", openapi_extra=refuses(UnknownSwitch))
     async def delete_switch(switch_id: str, visit: CurrentVisit) -> SwitchChanged:
         """End one before its time."""
         switch, revision = await store.end_switch(switch_id)

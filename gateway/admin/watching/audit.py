@@ -9,9 +9,11 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
 
+from gateway.admin.document import refuses
 from gateway.admin.instants import instant
 from gateway.admin.watching.searching import DEFAULT_PAGE, MAX_PAGE, search
 from gateway.admin_ports import AuditEntry, AuditLog
+from gateway.core.errors import MalformedRequest
 
 _CURSOR: Final = r"^\d{1,20}-\d{1,20}$"
 _Word = Annotated[str, Query(max_length=200)]
@@ -48,7 +50,7 @@ def audit_routes(audit: AuditLog) -> APIRouter:
     """`/audit`."""
     router = APIRouter(tags=["audit"])
 
-    @router.get("/audit")
+    @router.get("/audit", openapi_extra=refuses(MalformedRequest))
     async def get_audit(
         actor: _Word = "",
         action: Annotated[str, Query(max_length=200, description="whole, or what it begins with: `rules.`")] = "",

@@ -8,6 +8,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gateway.admin.document import refuses
 from gateway.admin.plane import Plane
 from gateway.admin.routing.rule_bodies import SampleIn
 from gateway.admin.routing.switch_bodies import SwitchOut, switch_out
@@ -15,7 +16,7 @@ from gateway.admin.watching.requests import RequestOut, found_in, out
 from gateway.admin.watching.workers import report_of
 from gateway.admin_ports import RequestLog, RuleStore, WorkerState
 from gateway.core import rate_limit
-from gateway.core.errors import InvalidInput, UnknownKey, UnknownRevision
+from gateway.core.errors import InvalidInput, UnknownKey, UnknownRequest, UnknownRevision
 from gateway.core.keys import caller_of
 from gateway.core.rate_limit import Take, name_of
 from gateway.core.rules import Rule, RuleSet
@@ -101,7 +102,7 @@ def explain_routes(plane: Plane, rules: RuleStore) -> APIRouter:
     """`/explain`."""
     router = APIRouter(tags=["explain"])
 
-    @router.post("/explain")
+    @router.post("/explain", openapi_extra=refuses(UnknownRequest))
     async def explain(body: ExplainIn) -> ExplainOut:
         """Say which rule takes a request, where it goes and why, and what it takes of limits. Nothing is sent."""
         if body.request is None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from gateway.admin.document import refuses
 from gateway.admin.watching.searching import DEFAULT_PAGE, MAX_PAGE, search
 from gateway.admin_ports import RequestLog
 from gateway.core.errors import UnknownRequest
@@ -99,7 +100,7 @@ def request_routes(log: RequestLog) -> APIRouter:
         )
         return RequestsOut(items=[out(one) for one in found], next=following)
 
-    @router.get("/requests/{request_id}")
+    @router.get("/requests/{request_id}", openapi_extra=refuses(UnknownRequest))
     async def get_request(request_id: str) -> RequestOut:
         """One of them, by its `x-request-id`, or the first 8 characters or more of it where only one begins so."""
         return out(await found_in(log, request_id))
