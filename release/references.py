@@ -129,8 +129,9 @@ def _plain(field: Schema) -> str:
 def _bounds(field: Schema) -> str:
     low, over = field.get("minimum"), field.get("exclusiveMinimum")
     most = field.get("maximum")
-    words = [f"from {low}"] if low is not None else [f"above {over}"] if over is not None else []
-    return " " + " ".join([*words, *([f"to {most}"] if most is not None else [])]) if words or most is not None else ""
+    words = [f"from {low:.15g}"] if low is not None else [f"above {over:.15g}"] if over is not None else []
+    words += [f"to {most:.15g}"] if most is not None else []
+    return " ".join(["", *words])
 
 
 def _default(field: Schema) -> str:
@@ -291,6 +292,8 @@ def _content(content: Schema, document: Schema) -> Iterator[str]:
 
 
 def _fields(schema: Schema, document: Schema) -> list[str]:
+    """The fields of a body, or the name of their table; of one that may be left out, too."""
+    schema = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
     if "$ref" in schema and _resolved(schema, document).get("properties"):
         return [schema["$ref"].rpartition("/")[2]]
     found = _resolved(schema, document)

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, PlainSerializer
 
+from gateway.admin.fields import Body, Next
 from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.keys import ApiKey
 from gateway.core.types import Limit, Priority
@@ -32,12 +33,10 @@ _Limits = Annotated[tuple[_OwnLimit, ...], Field(max_length=32)]
 _Origins = Annotated[tuple[Origin, ...], Field(min_length=1, max_length=64)]
 
 
-class KeyChange(BaseModel):
+class KeyChange(Body):
     """What may be changed of a key; a field that is left out stays, `null` takes a restriction away."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    name: _Name | None = None
+    name: _Name | None = Field(None, description="for people")
     tasks: _Tasks | None = Field(default=None, description="null: every task")
     models: _Models | None = Field(default=None, description="those that it may name; null: any")
     scopes: tuple[str, ...] | None = Field(
@@ -50,56 +49,56 @@ class KeyChange(BaseModel):
     limits: _Limits | None = Field(default=None, description="null: the configuration's section `limits`")
     priority: Priority = Field(default="interactive", description="the highest that its requests may ask for")
     origins: _Origins | None = Field(default=None, description="web pages that may use it; null: any")
-    expires_at: AwareDatetime | None = None
-    disabled: bool = False
+    expires_at: AwareDatetime | None = Field(None, description="from when on it is refused: RFC 3339; null: never")
+    disabled: bool = Field(default=False, description="whether it is refused")
 
 
 class KeyIn(KeyChange):
     """A new key."""
 
-    tenant: Tenant
-    name: _Name
+    tenant: Tenant = Field(description="whose it is")
+    name: _Name = Field(description="for people")
 
 
-class KeyRotation(BaseModel):
+class KeyRotation(Body):
     """How long the secret before stays good."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    grace_s: int = Field(default=0, ge=0, le=MAX_GRACE_S)
+    grace_s: int = Field(default=0, ge=0, le=MAX_GRACE_S, description="seconds for which the secret before stays good")
 
 
 class KeyOut(BaseModel):
     """A key without its secret."""
 
-    id: str
-    tenant: str
-    name: str
-    tasks: tuple[str, ...] | None
-    models: tuple[str, ...] | None
-    scopes: tuple[str, ...]
-    admin: bool
-    limits: tuple[Annotated[LimitSettings, PlainSerializer(_given)], ...] | None
-    priority: Priority
-    origins: tuple[str, ...] | None
-    created_at: datetime
-    expires_at: datetime | None
-    disabled: bool
+    id: str = Field(description="its name in logs, books and paths")
+    tenant: str = Field(description="whose it is")
+    name: str = Field(description="for people")
+    tasks: tuple[str, ...] | None = Field(description="those that it may ask; null: every one")
+    models: tuple[str, ...] | None = Field(description="those that it may name; null: any")
+    scopes: tuple[str, ...] = Field(description="`tasks`, `models` and `admin` in one list")
+    admin: bool = Field(description="may list, load and unload models on /v2/repository")
+    limits: tuple[Annotated[LimitSettings, PlainSerializer(_given)], ...] | None = Field(
+        description="its own; null: the configuration's section `limits`"
+    )
+    priority: Priority = Field(description="the highest that its requests may ask for")
+    origins: tuple[str, ...] | None = Field(description="web pages that may use it; null: any")
+    created_at: datetime = Field(description="RFC 3339, UTC")
+    expires_at: datetime | None = Field(description="from when on it is refused: RFC 3339, UTC; null: never")
+    disabled: bool = Field(description="whether it is refused")
     old_secret_until: datetime | None = Field(description="until when the secret before is good")
-    revision: int
+    revision: int = Field(description="of the key: what `If-Match` of a change names")
 
 
 class KeyMade(KeyOut):
     """A key with its secret, which is shown this once."""
 
-    key: str
+    key: str = Field(description="the secret that callers send")
 
 
 class KeysOut(BaseModel):
     """Keys in the order in which they were made."""
 
-    items: list[KeyOut]
-    next: str | None
+    items: list[KeyOut] = Field(description="the oldest first")
+    next: Next
 
 
 def key_out(key: ApiKey) -> KeyOut:

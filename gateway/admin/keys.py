@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Response
 from gateway.admin.access.door import CurrentVisit
 from gateway.admin.document import refuses
 from gateway.admin.etags import IfMatch, revision_of, set_etag
+from gateway.admin.fields import PAGE_SIZE, KeyPath
 from gateway.admin.key_bodies import KeyChange, KeyIn, KeyMade, KeyOut, KeyRotation, KeysOut, key_out
 from gateway.admin_ports import KeyStore
 from gateway.core.error_forms import pointer
@@ -47,20 +48,20 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
     async def get_keys(
         tenant: Annotated[str, Query(description="only this tenant's")] = "",
         after: Annotated[str, Query(alias="cursor", description="`next` of the page before", pattern=_CURSOR)] = "",
-        size: Annotated[int, Query(alias="limit", ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+        size: Annotated[int, Query(alias="limit", ge=1, le=MAX_PAGE, description=PAGE_SIZE)] = DEFAULT_PAGE,
     ) -> KeysOut:
         """The keys, in the order in which they were made."""
         found, following = await store.page(after=after, size=size, tenant=tenant)
         return KeysOut(items=[key_out(key) for key in found], next=following)
 
     @router.get("/keys/{key_id}", openapi_extra=refuses(UnknownKey))
-    async def get_key(key_id: str, response: Response) -> KeyOut:
+    async def get_key(key_id: KeyPath, response: Response) -> KeyOut:
         """One key, with its revision as the ETag."""
         return _told(await store.get(key_id), response)
 
     @router.patch("/keys/{key_id}", openapi_extra=refuses(UnknownKey, StaleRevision))
     async def patch_key(
-        key_id: str, body: KeyChange, response: Response, visit: CurrentVisit, if_match: IfMatch = None
+        key_id: KeyPath, body: KeyChange, response: Response, visit: CurrentVisit, if_match: IfMatch = None
     ) -> KeyOut:
         """Change a key; all workers know within a second."""
         if "name" in body.model_fields_set and body.name is None:
@@ -80,7 +81,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
 
     @router.post("/keys/{key_id}/rotate", openapi_extra=refuses(UnknownKey, StaleRevision))
     async def rotate_key(
-        key_id: str,
+        key_id: KeyPath,
         response: Response,
         visit: CurrentVisit,
         body: KeyRotation | None = None,
@@ -98,7 +99,7 @@ def key_routes(store: KeyStore, tasks: Collection[str]) -> APIRouter:
         return _made(changed, text, response)
 
     @router.delete("/keys/{key_id}", status_code=204, response_class=Response, openapi_extra=refuses(UnknownKey))
-    async def delete_key(key_id: str, visit: CurrentVisit) -> None:
+    async def delete_key(key_id: KeyPath, visit: CurrentVisit) -> None:
         """Take a key away for good; what it has used stays in the books."""
         before = await _known(store, key_id)
         await store.delete(key_id)

@@ -27,8 +27,8 @@ class SessionIn(BaseModel):
 class SessionOut(BaseModel):
     """Who asks."""
 
-    actor: str
-    role: Role
+    actor: str = Field(description="the id of a key, or `oidc:` and a token's subject")
+    role: Role = Field(description="what it may do")
     kind: Kind = Field(description="what the request has shown: a key, an issuer's token, or a log-in's cookie")
     csrf: str | None = Field(description="goes with every change by cookie, as X-CSRF-Token")
     expires_at: str | None = Field(description="when the log-in ends: RFC 3339, UTC")

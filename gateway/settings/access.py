@@ -27,7 +27,7 @@ class LimitSettings(Section):
     requests: int | None = Field(default=None, ge=1, le=MOST_OF["requests"], description="so many requests")
     tokens: int | None = Field(default=None, ge=1, le=MOST_OF["tokens"], description="so many tokens, read and made")
     usd: float | None = Field(
-        default=None, gt=0, le=MOST_OF["usd"] / NANO_USD_PER_USD, description="so much money, per day or month"
+        default=None, gt=0, le=MOST_OF["usd"] / NANO_USD_PER_USD, description="so many US dollars, per day or month"
     )
     concurrent: int | None = Field(
         default=None, ge=1, le=MOST_OF["concurrent"], description="requests that are under way"

@@ -11,7 +11,7 @@ import pytest
 from gateway.admin.access.door import MAX_BODY_BYTES
 from gateway.admin.app import create_admin_app
 from gateway.admin.plane import Plane
-from gateway.admin.routing.rule_bodies import RuleOut
+from gateway.admin.routing.shown_rules import RuleOut
 from gateway.admin_ports import Change
 from gateway.core.errors import StaleRevision
 from gateway.core.rules import Rule, RuleSet, check_targets, parse_rules

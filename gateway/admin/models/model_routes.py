@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from gateway.admin.access.actors import Visit
 from gateway.admin.access.door import CurrentVisit
 from gateway.admin.document import refuses
+from gateway.admin.fields import PAGE_SIZE, DeployPath, ModelPath
 from gateway.admin.models.deploy import Deploy, Pace
 from gateway.admin.models.deploys import Deploys, shown
 from gateway.admin.models.fleet import (
@@ -81,7 +82,7 @@ def _models(plane: ModelPlane) -> APIRouter:
         return ModelsOut(items=items, unreachable=[*_unreachable(plane.servers), *silent])
 
     @router.get("/models/{model}", openapi_extra=refuses(UnknownModel))
-    async def get_model(model: str) -> ModelsOut:
+    async def get_model(model: ModelPath) -> ModelsOut:
         """One model, on every backend that has it."""
         found, silent = await _all_models(plane)
         items = [one for one in found if one.model == model]
@@ -90,7 +91,7 @@ def _models(plane: ModelPlane) -> APIRouter:
         return ModelsOut(items=items, unreachable=[*_unreachable(plane.servers), *silent])
 
     @router.get("/events")
-    async def get_events(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> EventsOut:
+    async def get_events(limit: Annotated[int, Query(ge=1, le=1000, description=PAGE_SIZE)] = 100) -> EventsOut:
         """Models that were found dead, and what became of them."""
         return EventsOut(items=[dict(event) for event in await _read(plane, limit)])
 
@@ -101,7 +102,7 @@ def _control(plane: ModelPlane) -> APIRouter:
     router = APIRouter(tags=["models"])
 
     @router.post("/models/{model}/load", openapi_extra=refuses(UnknownModel, BackendBroke))
-    async def load_model(model: str, visit: CurrentVisit, body: LoadIn | None = None) -> ControlOut:
+    async def load_model(model: ModelPath, visit: CurrentVisit, body: LoadIn | None = None) -> ControlOut:
         """Load it, or load it anew, on every server; 502 where no server has done it."""
         wish = body or LoadIn()
         config = json.dumps(wish.config) if isinstance(wish.config, dict) else wish.config
@@ -116,7 +117,7 @@ def _control(plane: ModelPlane) -> APIRouter:
         return done
 
     @router.post("/models/{model}/unload", openapi_extra=refuses(UnknownModel, BackendBroke))
-    async def unload_model(model: str, visit: CurrentVisit, body: UnloadIn | None = None) -> ControlOut:
+    async def unload_model(model: ModelPath, visit: CurrentVisit, body: UnloadIn | None = None) -> ControlOut:
         """Unload it on every server; what it has begun it finishes."""
         wish = body or UnloadIn()
 
@@ -144,7 +145,7 @@ def _deploys(plane: ModelPlane) -> APIRouter:
         return out(shown(deploy))
 
     @router.post("/models/{model}/deploy", status_code=202, openapi_extra=refuses(UnknownModel, DeployConflict))
-    async def deploy_model(model: str, body: DeployIn, visit: CurrentVisit) -> DeployOut:
+    async def deploy_model(model: ModelPath, body: DeployIn, visit: CurrentVisit) -> DeployOut:
         """Move its callers to a version that lies in the repository; goes on after the answer."""
         percents = tuple(p for p in (body.canary, HALF, WHOLE) if p >= body.canary)
         pace = Pace(
@@ -156,7 +157,7 @@ def _deploys(plane: ModelPlane) -> APIRouter:
         return begun(await deploys.start(model, body.version, backend=body.backend, pace=pace), visit)
 
     @router.post("/models/{model}/rollback", status_code=202, openapi_extra=_UNDONE)
-    async def rollback_model(model: str, visit: CurrentVisit) -> DeployOut:
+    async def rollback_model(model: ModelPath, visit: CurrentVisit) -> DeployOut:
         """Undo its last deploy; goes on after the answer."""
         return begun(await deploys.rollback_model(model), visit)
 
@@ -166,7 +167,7 @@ def _deploys(plane: ModelPlane) -> APIRouter:
         return DeploysOut(items=[out(shown(one)) for one in await deploys.recent()])
 
     @router.get("/deploys/{deploy_id}", openapi_extra=refuses(UnknownDeploy))
-    async def get_deploy(deploy_id: str) -> DeployOut:
+    async def get_deploy(deploy_id: DeployPath) -> DeployOut:
         """One deploy as it is now."""
         return out(shown(await deploys.get(deploy_id)))
 
@@ -175,12 +176,12 @@ def _deploys(plane: ModelPlane) -> APIRouter:
         status_code=202,
         openapi_extra=_UNDONE,
     )
-    async def rollback_deploy(deploy_id: str, visit: CurrentVisit) -> DeployOut:
+    async def rollback_deploy(deploy_id: DeployPath, visit: CurrentVisit) -> DeployOut:
         """Undo it; goes on after the answer. Of one that is done the answer is the deploy back."""
         return begun(await deploys.rollback(deploy_id), visit)
 
     @router.post("/deploys/{deploy_id}/continue", status_code=202, openapi_extra=refuses(UnknownDeploy, DeployConflict))
-    async def continue_deploy(deploy_id: str, visit: CurrentVisit) -> DeployOut:
+    async def continue_deploy(deploy_id: DeployPath, visit: CurrentVisit) -> DeployOut:
         """Go on with one that was interrupted, where it was."""
         return begun(await deploys.go_on(deploy_id), visit)
 

@@ -4,9 +4,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from gateway.admin.access.auditing import cleaned
+from gateway.admin.fields import Body, Instant, Next
 from gateway.admin.instants import instant
 from gateway.admin.rollouts.rollout_run import Seen
 from gateway.core.rollouts.guarding import Conduct
@@ -32,23 +33,19 @@ _Steps = Annotated[list[_Percent], Field(min_length=1, max_length=MAX_STEPS), Af
 _Note = Annotated[str, Field(max_length=MAX_NOTE), AfterValidator(cleaned)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class NoteIn(_Body):
+class NoteIn(Body):
     """Why it is done."""
 
-    note: _Note = ""
+    note: _Note = Field("", description="why, on one line; instead of the header X-Change-Reason")
 
 
 class RolloutIn(NoteIn):
     """A rollout that is to begin."""
 
-    rule: str = Field(max_length=128)
+    rule: str = Field(max_length=128, description="its name")
     target: dict[str, Any] = Field(description="where the callers go: a target as in a rule's split, without a weight")
     steps: _Steps = Field(default=list(STEPS), description="percent of the rule's requests")
-    hold_s: int = Field(60, ge=0, le=MAX_HOLD_S, description="how long each step is held at least")
+    hold_s: int = Field(60, ge=0, le=MAX_HOLD_S, description="seconds that each step is held at least")
     guard: dict[str, Any] | None = Field(None, description="as in a rule; without one the rule's own")
     sticky_by: StickyBy | None = Field(None, description="while it lasts; without one as the rule says")
 
@@ -65,66 +62,72 @@ class RolloutIn(NoteIn):
         )
 
 
-class PlaceOut(_Body):
+class PlaceOut(Body):
     """Where the callers go."""
 
-    backend: str
-    model: str
-    version: str
+    backend: str = Field(description="its name")
+    model: str = Field(description="`*`: the one that the caller names")
+    version: str = Field(description="empty: the caller's, or else the server's choice")
 
 
-class ConductOut(_Body):
+class ConductOut(Body):
     """How a place did in this step; in the last one where the rollout is over."""
 
-    requests: int
-    attempts: int
-    failed_attempts: int
-    error_ratio: float | None
-    violation_ratio: float | None
-    p99_ms: float | None = Field(description="at most a tenth too high")
-    first_token_p99_ms: float | None
-    compared: int
-    disagreement: float | None
+    requests: int = Field(description="that it answered")
+    attempts: int = Field(description="of requests there, whoever answered in the end")
+    failed_attempts: int = Field(description="of the attempts")
+    error_ratio: float | None = Field(description="failed_attempts / attempts, 0 to 1; null: of nothing")
+    violation_ratio: float | None = Field(
+        description="0 to 1, of attempts whose answer broke the task's contract or the protocol; null: of nothing"
+    )
+    p99_ms: float | None = Field(
+        description="milliseconds, of whole answers, at most a tenth too high; null: of nothing"
+    )
+    first_token_p99_ms: float | None = Field(
+        description="milliseconds to streamed answers' first parts, at most a tenth too high; null: of nothing"
+    )
+    compared: int = Field(description="answers, with those of the rule's shadow")
+    disagreement: float | None = Field(description="0 to 1, of those that were compared; null: of nothing")
 
 
-class EventOut(_Body):
+class EventOut(Body):
     """Something that happened."""
 
-    at: str
-    what: str
+    at: Instant
+    what: str = Field(description="in words")
 
 
-class RolloutOut(_Body):
+class RolloutOut(Body):
     """One rollout."""
 
-    id: str
-    rule: str
-    target: PlaceOut
-    steps: list[int]
+    id: str = Field(description="what it is promoted and aborted by")
+    rule: str = Field(description="its name")
+    target: PlaceOut = Field(description="where the callers go")
+    steps: list[int] = Field(description="percent of the rule's requests")
     step: int = Field(description="which of the steps it is at; the first is 0")
-    percent: int = Field(description="the target's share, as the rollout has set it")
-    hold_s: int
-    guard: dict[str, Any] | None
-    sticky_by: StickyBy | None
-    status: Status
+    percent: int = Field(description="the target's share in percent, as the rollout has set it")
+    hold_s: int = Field(description="seconds that each step is held at least")
+    guard: dict[str, Any] | None = Field(description="as in a rule; null: none")
+    sticky_by: StickyBy | None = Field(description="while it lasts; null: as the rule says")
+    status: Status = Field(description="`rolled_back` is the guard's doing, `aborted` an operator's")
     held: str = Field(description="what is in its way; empty: nothing")
     reason: str = Field(description="why it has ended so")
-    started_at: str
-    step_since: str
+    started_at: str = Field(description="RFC 3339, UTC")
+    step_since: str = Field(description="since when the step is in force: RFC 3339, UTC")
     next_at: str | None = Field(description="when the hold is over; null once that was")
-    actor: str
-    note: str
-    canary: ConductOut
-    baseline: ConductOut
-    events: list[EventOut]
+    actor: str = Field(description="who began it")
+    note: str = Field(description="why")
+    canary: ConductOut = Field(description="how the target did")
+    baseline: ConductOut = Field(description="how the other targets of the rule did")
+    events: list[EventOut] = Field(description="the oldest first")
     revision: int = Field(description="of the rules, with its newest step")
 
 
-class RolloutsOut(_Body):
+class RolloutsOut(Body):
     """Rollouts, the newest first."""
 
-    items: list[RolloutOut]
-    next: str | None
+    items: list[RolloutOut] = Field(description="the newest first")
+    next: Next
 
 
 def rollout_out(seen: Seen, now_ms: int) -> RolloutOut:

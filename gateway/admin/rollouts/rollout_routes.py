@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 
 from gateway.admin.access.door import CurrentVisit
 from gateway.admin.document import refuses
+from gateway.admin.fields import PAGE_SIZE, RolloutPath
 from gateway.admin.rollouts.rollout_bodies import NoteIn, RolloutIn, RolloutOut, RolloutsOut, rollout_out
 from gateway.admin.rollouts.rollout_run import told
 from gateway.admin.rollouts.rollouts import Rollouts
@@ -37,7 +38,7 @@ def rollout_routes(rollouts: Rollouts) -> APIRouter:
 
     @router.get("/rollouts")
     async def get_rollouts(
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description=PAGE_SIZE)] = PAGE,
         cursor: Annotated[str, Query(max_length=64, description="`next` of the page before")] = "",
     ) -> RolloutsOut:
         """Those that are under way and the last hundred, the newest first."""
@@ -51,7 +52,7 @@ def rollout_routes(rollouts: Rollouts) -> APIRouter:
         )
 
     @router.get("/rollouts/{rollout_id}", openapi_extra=refuses(UnknownRollout))
-    async def get_rollout(rollout_id: str) -> RolloutOut:
+    async def get_rollout(rollout_id: RolloutPath) -> RolloutOut:
         """One as it was when it was last looked at, a second ago at most."""
         return rollout_out(await rollouts.get(rollout_id), rollouts.clock())
 
@@ -59,7 +60,7 @@ def rollout_routes(rollouts: Rollouts) -> APIRouter:
         "/rollouts/{rollout_id}/promote",
         openapi_extra=refuses(UnknownRollout, *_STEP),
     )
-    async def promote_rollout(rollout_id: str, visit: CurrentVisit, body: NoteIn | None = None) -> RolloutOut:
+    async def promote_rollout(rollout_id: RolloutPath, visit: CurrentVisit, body: NoteIn | None = None) -> RolloutOut:
         """Go on to the next step now, whatever the hold and the count of requests; from the last one: be done."""
         note = (body.note if body else "") or visit.reason
         visit.tell("rollout.promote", rollout_id, reason=note)
@@ -73,7 +74,7 @@ def rollout_routes(rollouts: Rollouts) -> APIRouter:
         "/rollouts/{rollout_id}/abort",
         openapi_extra=refuses(UnknownRollout, *_STEP),
     )
-    async def abort_rollout(rollout_id: str, visit: CurrentVisit, body: NoteIn | None = None) -> RolloutOut:
+    async def abort_rollout(rollout_id: RolloutPath, visit: CurrentVisit, body: NoteIn | None = None) -> RolloutOut:
         """Give the rule the split that it had."""
         note = (body.note if body else "") or visit.reason
         visit.tell("rollout.abort", rollout_id, reason=note)

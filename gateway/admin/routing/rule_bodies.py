@@ -4,13 +4,13 @@ import time
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, StrictInt
 
 from gateway.admin.access.auditing import cleaned
+from gateway.admin.fields import Body, Next, RulesRevision
+from gateway.admin.routing.shown_rules import RuleOut
 from gateway.admin.routing.switch_bodies import AppliedOut, SwitchOut
-from gateway.core.rules import StickyBy, Strategy
 from gateway.core.rules.dry_run import Sample
-from gateway.core.rules.policies import DEFAULT, Cache, Idempotency, OnStoreDown, Ordering
 from gateway.core.types import Caller, InferenceRequest
 
 MAX_NOTE = 500
@@ -28,14 +28,10 @@ Note = Annotated[
 _Word = Annotated[str, Field(max_length=MAX_WORD)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
 # --- what comes in --------------------------------------------------------------------------------
 
 
-class RulesCandidate(_Body):
+class RulesCandidate(Body):
     """A whole set of rules."""
 
     rules: list[Any] = Field(description="the rules in order of precedence; each as in the answer")
@@ -49,36 +45,38 @@ class RulesIn(RulesCandidate):
     note: Note = ""
 
 
-class RulePatch(_Body):
+class RulePatch(Body):
     """What may change in a single rule."""
 
-    enabled: StrictBool | None = None
+    enabled: StrictBool | None = Field(None, description="on or off")
     weights: list[StrictInt] | None = Field(None, description="of the targets of `split`, in their order")
     note: Note = ""
 
 
-class RollbackIn(_Body):
+class RollbackIn(Body):
     """Which set shall be in force again; by default the one before the one in force."""
 
-    revision: int | None = None
+    revision: int | None = Field(default=None, description="of the set; null: the one before the one in force")
     note: Note = ""
 
 
-class SampleIn(_Body):
+class SampleIn(Body):
     """A request of which nothing is needed but what rules match on."""
 
-    task: _Word
-    tenant: _Word = ""
-    key: _Word = ""
-    model: _Word = ""
-    version: _Word = ""
-    priority: Literal["interactive", "batch"] = "interactive"
-    headers: dict[_Word, _Word] = Field(default_factory=dict, max_length=MAX_HEADERS)
-    input_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
-    input_bytes: int = Field(0, ge=0, le=MAX_COUNT)
-    session: _Word = ""
-    ordering_key: _Word = ""
-    stream: bool = False
+    task: _Word = Field(description="its name")
+    tenant: _Word = Field("", description="by default the key's")
+    key: _Word = Field("", description="the key's id")
+    model: _Word = Field("", description="that the caller names")
+    version: _Word = Field("", description="of the model, that the caller names")
+    priority: Literal["interactive", "batch"] = Field("interactive", description="X-Priority")
+    headers: dict[_Word, _Word] = Field(
+        default_factory=dict, max_length=MAX_HEADERS, description="by name; those that rules match on"
+    )
+    input_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="tokens of the prompt; null: not known")
+    input_bytes: int = Field(0, ge=0, le=MAX_COUNT, description="of its body")
+    session: _Word = Field("", description="X-Session-Id")
+    ordering_key: _Word = Field("", description="X-Ordering-Key")
+    stream: bool = Field(default=False, description="whether it asks for a streamed answer")
     at: AwareDatetime | None = Field(None, ge=FIRST, le=LAST, description="RFC 3339; by default now")
 
     def sample(self) -> Sample:
@@ -106,217 +104,140 @@ class SampleIn(_Body):
 class DryRunIn(RulesCandidate):
     """A set of rules, and what it is tried on: requests that are given, or the last ones."""
 
-    last: int = Field(1000, ge=1, le=MAX_SAMPLES)
-    requests: list[SampleIn] | None = Field(None, max_length=MAX_SAMPLES)
+    last: int = Field(1000, ge=1, le=MAX_SAMPLES, description="how many of the last requests, where none are given")
+    requests: list[SampleIn] | None = Field(None, max_length=MAX_SAMPLES, description="those to try instead")
 
 
 def _seconds(at: datetime | None) -> float:
     return time.time() if at is None else at.timestamp()
 
 
-# --- rules as they are shown ----------------------------------------------------------------------
-
-
-class TargetOut(_Body):
-    """One place to send a request."""
-
-    backend: str
-    model: str
-    version: str = ""
-    weight: int
-    parameters: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda fields: not fields)
-    context_tokens: int = Field(0, exclude_if=lambda tokens: not tokens)
-
-
-class WindowOut(_Body):
-    """A part of the week."""
-
-    days: list[str]
-    begin: str = Field(alias="from")
-    end: str = Field(alias="to")
-    timezone: str
-
-
-class MatchOut(_Body):
-    """Which requests a rule takes; `*` takes all. What is not there takes all, too."""
-
-    task: str
-    tenant: str
-    model: str
-    key: str = Field("*", exclude_if=lambda key: key == "*")
-    priority: str = Field("*", exclude_if=lambda priority: priority == "*")
-    headers: dict[str, str] = Field(default_factory=dict, exclude_if=lambda headers: not headers)
-    min_input_tokens: int = Field(0, exclude_if=lambda bound: not bound)
-    max_input_tokens: int = Field(0, exclude_if=lambda bound: not bound)
-    min_input_bytes: int = Field(0, exclude_if=lambda bound: not bound)
-    max_input_bytes: int = Field(0, exclude_if=lambda bound: not bound)
-    times: list[WindowOut] = Field(default_factory=list, exclude_if=lambda times: not times)
-
-
-class ShadowOut(_Body):
-    """Where copies go."""
-
-    backend: str
-    model: str
-    version: str = Field("", exclude_if=lambda version: not version)
-    percent: float
-    compare: bool
-
-
-class GuardOut(_Body):
-    """What a canary may not do."""
-
-    max_error_ratio: float | None = Field(None, exclude_if=lambda bound: bound is None)
-    max_violation_ratio: float | None = Field(None, exclude_if=lambda bound: bound is None)
-    max_disagreement: float | None = Field(None, exclude_if=lambda bound: bound is None)
-    max_p99_ms: int | None = Field(None, exclude_if=lambda bound: bound is None)
-    max_first_token_ms: int | None = Field(None, exclude_if=lambda bound: bound is None)
-    min_requests: int
-    window_s: int
-
-
-class RuleOut(_Body):
-    """One rule. Of what it says beside its targets there is only what is not as usual."""
-
-    name: str
-    match: MatchOut
-    split: list[TargetOut]
-    strategy: Strategy
-    sticky_by: StickyBy
-    fallback: list[TargetOut]
-    shadow: ShadowOut | None = Field(None, exclude_if=lambda shadow: shadow is None)
-    guard: GuardOut | None = Field(None, exclude_if=lambda guard: guard is None)
-    retries: int = Field(0, exclude_if=lambda rounds: not rounds)
-    hedge: bool = Field(default=False, exclude_if=lambda hedges: not hedges)
-    timeout_ms: int = Field(0, exclude_if=lambda timeout_ms: not timeout_ms)
-    attempt_timeout_ms: int = Field(0, exclude_if=lambda timeout_ms: not timeout_ms)
-    limits: list[dict[str, Any]] = Field(default_factory=list, exclude_if=lambda limits: not limits)
-    ordering: Ordering | None = Field(None, exclude_if=lambda ordering: ordering is None)
-    cache: Cache | None = Field(None, exclude_if=lambda cache: cache is None)
-    on_store_down: OnStoreDown = Field(DEFAULT.on_store_down, exclude_if=lambda how: how == DEFAULT.on_store_down)
-    idempotency: Idempotency = Field(DEFAULT.idempotency, exclude_if=lambda how: how == DEFAULT.idempotency)
-    enabled: bool
-
-
 # --- answers --------------------------------------------------------------------------------------
 
 
-class RulesOut(_Body):
+class RulesOut(Body):
     """The rules in force."""
 
-    revision: int
-    rules: list[RuleOut]
+    revision: RulesRevision
+    rules: list[RuleOut] = Field(description="in order of precedence")
     frozen: SwitchOut | None = Field(description="the switch for which they may not be changed now")
 
 
-class RulesApplied(_Body):
+class _Applied(Body):
+    revision: RulesRevision
+    applied: AppliedOut = Field(description="how many workers run it")
+    warnings: list[str] = Field(description="what may not be meant")
+
+
+class RulesApplied(_Applied):
     """The rules after a change."""
 
-    revision: int
-    rules: list[RuleOut]
-    applied: AppliedOut
-    warnings: list[str]
+    rules: list[RuleOut] = Field(description="in order of precedence")
 
 
-class RuleApplied(_Body):
+class RuleApplied(_Applied):
     """One rule after a change."""
 
-    revision: int
-    rule: RuleOut
-    applied: AppliedOut
-    warnings: list[str]
+    rule: RuleOut = Field(description="as it is now")
 
 
-class FieldChangeOut(_Body):
+class FieldChangeOut(Body):
     """One field that differs; null where it is not there."""
 
-    field: str
-    before: Any
-    after: Any
+    field: str = Field(description="its path in the rule, such as `split[0].weight`")
+    before: Any = Field(description="its value")
+    after: Any = Field(description="its value")
 
 
-class RuleChangeOut(_Body):
+class RuleChangeOut(Body):
     """What became of one rule."""
 
-    rule: str
-    change: Literal["added", "removed", "changed", "moved"]
-    fields: list[FieldChangeOut]
-    text: str
+    rule: str = Field(description="its name")
+    change: Literal["added", "removed", "changed", "moved"] = Field(
+        description="one that was changed and moved is there twice"
+    )
+    fields: list[FieldChangeOut] = Field(description="those that differ; of one that was moved its position, from 1")
+    text: str = Field(description="the same in one line")
 
 
-class RulesValid(_Body):
+class RulesValid(Body):
     """A set that would be taken, and what it would change; null where the set in force cannot be read now."""
 
-    valid: Literal[True]
-    rules: list[RuleOut]
-    warnings: list[str]
-    changes: list[RuleChangeOut] | None
+    valid: Literal[True] = Field(description="a set that is not is refused")
+    rules: list[RuleOut] = Field(description="as they would be shown")
+    warnings: list[str] = Field(description="what may not be meant, and models that no server has")
+    changes: list[RuleChangeOut] | None = Field(description="of the set in force; null where that cannot be read now")
 
 
-class RevisionOut(_Body):
-    """A set that was in force, by whom and why; `rules` is how many."""
+class _Revision(Body):
+    revision: RulesRevision
+    at: str = Field(description="when it was put in force: RFC 3339, UTC")
+    by: str = Field(description="who did it: the id of a key or a log-in's, or `guard`, `rollout`")
+    action: str = Field(
+        description="put, switch (one rule on or off), weights, rollback, rollout, guard, deploy or seed"
+    )
+    note: str = Field(description="why")
+    in_force: bool = Field(description="whether it is the newest")
 
-    revision: int
-    at: str
-    by: str
-    action: str
-    note: str
-    rules: int
-    in_force: bool
+
+class RevisionOut(_Revision):
+    """A set that was in force, by whom and why."""
+
+    rules: int = Field(description="how many")
 
 
-class Revisions(_Body):
+class Revisions(Body):
     """Those that are kept, the newest first."""
 
-    items: list[RevisionOut]
-    next: str | None
+    items: list[RevisionOut] = Field(description="the newest first")
+    next: Next
 
 
-class RevisionRules(_Body):
+class RevisionRules(_Revision):
     """One of them, with its rules."""
 
-    revision: int
-    at: str
-    by: str
-    action: str
-    note: str
-    rules: list[RuleOut]
-    in_force: bool
+    rules: list[RuleOut] = Field(description="in order of precedence")
 
 
-class RulesDiff(_Body):
+class RulesDiff(Body):
     """What turns one revision into another."""
 
-    before: int = Field(alias="from")
-    after: int = Field(alias="to")
-    changes: list[RuleChangeOut]
+    before: int = Field(alias="from", description="a revision")
+    after: int = Field(alias="to", description="a revision")
+    changes: list[RuleChangeOut] = Field(description="what differs")
 
 
-class MoveOut(_Body):
+class MoveOut(Body):
     """Requests that would leave one place (`refused`: nobody's) for another."""
 
-    from_place: str = Field(alias="from")
-    to_place: str = Field(alias="to")
-    requests: float
+    from_place: str = Field(alias="from", description="a place, or `refused`")
+    to_place: str = Field(alias="to", description="a place, or `refused`")
+    requests: float = Field(description="how many; a fraction, as splits are shares")
 
 
-class RuleShareOut(_Body):
+class RuleShareOut(Body):
     """How many requests a rule takes now, and would take."""
 
-    rule: str
-    before: int
-    after: int
+    rule: str = Field(description="its name")
+    before: int = Field(description="requests that it takes now")
+    after: int = Field(description="requests that it would take")
 
 
-class DryRunOut(_Body):
+class DryRunOut(Body):
     """What a set would do to requests of before, in place of the one of `revision`."""
 
-    revision: int
-    requests: int
-    moved: float
-    refused_before: int
-    refused_after: int
-    moves: list[MoveOut]
-    rules: list[RuleShareOut]
-    unrecorded_headers: list[str]
-    warnings: list[str]
+    revision: RulesRevision
+    requests: int = Field(description="how many were tried")
+    moved: float = Field(
+        description="of these, those that would go elsewhere, or be refused, or no longer be: a fraction"
+    )
+    refused_before: int = Field(description="requests that no rule takes now")
+    refused_after: int = Field(description="requests that no rule would take")
+    moves: list[MoveOut] = Field(description="the largest first")
+    rules: list[RuleShareOut] = Field(
+        description="in the order of the set; those that take nothing in both are left out"
+    )
+    unrecorded_headers: list[str] = Field(
+        description="that the rules match on and the requests do not have: of these nothing can be said"
+    )
+    warnings: list[str] = Field(description="what may not be meant")

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from gateway.admin.access.door import CurrentVisit
 from gateway.admin.document import refuses
 from gateway.admin.etags import IfMatch, revision_of, set_etag
+from gateway.admin.fields import PAGE_SIZE
 from gateway.admin.instants import instant
 from gateway.admin.routing.rule_bodies import (
     DryRunIn,
@@ -143,7 +144,7 @@ def _reading(router: APIRouter, rules: _Rules) -> None:
 
     @router.get("/rules/revisions")
     async def get_revisions(
-        size: Annotated[int, Query(alias="limit", ge=1, le=200)] = 50,
+        size: Annotated[int, Query(alias="limit", ge=1, le=200, description=PAGE_SIZE)] = 50,
         cursor: Annotated[str, Query(description="`next` of the page before", pattern=r"^[0-9]{1,15}$")] = "0",
     ) -> Revisions:
         """The sets that were in force, the newest first, by whom and why."""
@@ -154,7 +155,7 @@ def _reading(router: APIRouter, rules: _Rules) -> None:
         return Revisions.model_validate({"items": items, "next": following})
 
     @router.get("/rules/revisions/{revision}", openapi_extra=refuses(UnknownRevision))
-    async def get_revision(revision: int) -> RevisionRules:
+    async def get_revision(revision: Annotated[int, Path(description="of the rules")]) -> RevisionRules:
         """One of them, with its rules."""
         found = await rules.store.revision(revision)
         newest = (await rules.store.get()).revision
@@ -241,7 +242,11 @@ def _changing(router: APIRouter, rules: _Rules) -> None:
 
     @router.patch("/rules/{name:path}", openapi_extra=refuses(UnknownRule, InvalidRules, StaleRevision, Frozen))
     async def patch_rule(
-        name: str, body: RulePatch, response: Response, visit: CurrentVisit, if_match: IfMatch = None
+        name: Annotated[str, Path(description="the rule's name")],
+        body: RulePatch,
+        response: Response,
+        visit: CurrentVisit,
+        if_match: IfMatch = None,
     ) -> RuleApplied:
         """Switch one rule on or off, or share its requests otherwise.
 

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from gateway.admin.access.auditing import cleaned
+from gateway.admin.fields import Body, Next
 from gateway.admin.instants import instant
 from gateway.core.switches import Action, Switch
 
@@ -19,59 +20,62 @@ def _said(reason: str) -> str:
     return line
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class SwitchIn(_Body):
+class SwitchIn(Body):
     """A switch that is to be set."""
 
-    action: Action
+    action: Action = Field(description="what it does; `drain` sends nothing new and lets end what is under way")
     scope: dict[str, Any] = Field(
         description='`{"everything": true}`, or one of tenant, key, task, model, backend, replica with its name'
     )
     value: str = Field("", max_length=MAX_NAME, description="the backend of `force_backend`")
-    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON), AfterValidator(_said)]
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON), AfterValidator(_said)] = Field(
+        description="why, on one line"
+    )
     ttl_s: int = Field(ge=1, le=MAX_TTL_S, description="after so many seconds it ends by itself")
 
 
-class SwitchOut(_Body):
+class SwitchOut(Body):
     """One switch. `in_flight` and `is_drained` are there for a drain, as far as workers tell."""
 
-    id: str
-    action: Action
-    scope: dict[str, str | bool]
-    value: str
-    reason: str
-    owner: str
-    created_at: str
-    expires_at: str
-    remaining_s: int
-    in_flight: int | None = None
-    is_drained: bool | None = None
+    id: str = Field(description="what it is ended by")
+    action: Action = Field(description="what it does")
+    scope: dict[str, str | bool] = Field(description="what it is for: one kind with its name, or `everything`")
+    value: str = Field(description="the backend of `force_backend`; else empty")
+    reason: str = Field(description="why it was set")
+    owner: str = Field(description="who set it")
+    created_at: str = Field(description="when it was set: RFC 3339, UTC")
+    expires_at: str = Field(description="when it ends by itself: RFC 3339, UTC")
+    remaining_s: int = Field(description="seconds until then")
+    in_flight: int | None = Field(
+        None,
+        description="of a drain: requests that it still waits for, in all workers; null: no drain, or no worker tells",
+    )
+    is_drained: bool | None = Field(
+        None, description="of a drain: all workers know it, and none has such a request any more; null as before"
+    )
 
 
-class SwitchesOut(_Body):
+class SwitchesOut(Body):
     """All that have not ended, the newest first."""
 
-    revision: int
-    items: list[SwitchOut]
-    next: str | None
+    revision: int = Field(description="of the switches")
+    items: list[SwitchOut] = Field(description="the newest first")
+    next: Next
 
 
-class AppliedOut(_Body):
+class AppliedOut(Body):
     """How many of the live workers run a change, and how long after it that was seen."""
 
-    workers: int
-    of: int
-    ms: int
+    workers: int = Field(description="live workers that run the change")
+    of: int = Field(description="live workers")
+    ms: int = Field(description="milliseconds after the change in which that was seen")
 
 
 class SwitchChanged(SwitchOut):
     """A switch that was set, or ended. `warnings`: what to mind, such as a server that no worker knows."""
 
-    applied: AppliedOut
-    warnings: list[str] = Field(default_factory=list)
+    applied: AppliedOut = Field(description="how many workers have it")
+    warnings: list[str] = Field(default_factory=list, description="what to mind, such as a server that no worker knows")
 
 
 def switch_out(

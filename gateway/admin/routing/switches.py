@@ -6,9 +6,9 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 
 from gateway.admin.access.door import CurrentVisit
 from gateway.admin.document import refuses
@@ -63,7 +63,9 @@ def switch_routes(store: RuleStore, check: Check, tasks: Collection[str]) -> API
         return changed
 
     @router.delete("/switches/{switch_id}", openapi_extra=refuses(UnknownSwitch))
-    async def delete_switch(switch_id: str, visit: CurrentVisit) -> SwitchChanged:
+    async def delete_switch(
+        switch_id: Annotated[str, Path(description="the switch's id")], visit: CurrentVisit
+    ) -> SwitchChanged:
         """End one before its time."""
         switch, revision = await store.end_switch(switch_id)
         visit.tell("switch.end", switch_id, before=_told(switch))

@@ -10,36 +10,36 @@ from pydantic import BaseModel, Field
 from starlette.responses import StreamingResponse
 
 from gateway.admin.document import refuses
+from gateway.admin.fields import PAGE_SIZE, Next
 from gateway.admin.instants import instant
 from gateway.admin.watching.searching import DEFAULT_PAGE, MAX_PAGE, search
 from gateway.admin_ports import AuditEntry, AuditLog
 from gateway.core.errors import MalformedRequest
 
 _CURSOR: Final = r"^\d{1,20}-\d{1,20}$"
-_Word = Annotated[str, Query(max_length=200)]
 
 
 class AuditOut(BaseModel):
     """Who did what."""
 
-    id: str
+    id: str = Field(description="gives the order")
     at: str = Field(description="RFC 3339, UTC")
     actor: str = Field(description="empty: nobody who is known")
-    role: str
+    role: str = Field(description="the actor's; `system` where the control plane acts by itself")
     origin: str = Field(serialization_alias="from", description="the address")
-    action: str
-    target: str
-    before: Any
-    after: Any
-    reason: str
+    action: str = Field(description="such as `rules.put`")
+    target: str = Field(description="what it was done to: a rule's name, a key's id")
+    before: Any = Field(description="what changed, as it was; null: nothing is told")
+    after: Any = Field(description="what changed, as it is")
+    reason: str = Field(description="why, in the actor's words")
     outcome: str = Field(description="`ok`, or the code of the error")
 
 
 class AuditPage(BaseModel):
     """Entries, the newest first. Where they are searched, a page may be short and still have a next one."""
 
-    items: list[AuditOut]
-    next: str | None
+    items: list[AuditOut] = Field(description="the newest first")
+    next: Next
 
 
 class _Lines(StreamingResponse):
@@ -52,10 +52,10 @@ def audit_routes(audit: AuditLog) -> APIRouter:
 
     @router.get("/audit", openapi_extra=refuses(MalformedRequest))
     async def get_audit(
-        actor: _Word = "",
+        actor: Annotated[str, Query(max_length=200, description="only of this one")] = "",
         action: Annotated[str, Query(max_length=200, description="whole, or what it begins with: `rules.`")] = "",
-        target: _Word = "",
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+        target: Annotated[str, Query(max_length=200, description="only what was done to this")] = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description=PAGE_SIZE)] = DEFAULT_PAGE,
         cursor: Annotated[str, Query(pattern=_CURSOR, description="`next` of the page before")] = "",
     ) -> AuditPage:
         """What was done, and what was refused; the newest first."""

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from gateway.admin.document import refuses
+from gateway.admin.fields import Body
 from gateway.admin.plane import Plane
 from gateway.admin.routing.rule_bodies import SampleIn
 from gateway.admin.routing.switch_bodies import SwitchOut, switch_out
@@ -34,16 +35,14 @@ USUAL_DRAW: Final = 0.5
 """What chance is taken to be: it falls on a side that has more than half of the weight."""
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ExplainIn(_Body):
+class ExplainIn(Body):
     """A request that might come, or the id of one that came."""
 
-    request: SampleIn | None = None
+    request: SampleIn | None = Field(None, description="one that might come")
     worker: str = Field("", description="as this worker sees the backends; by default the one that reported last")
-    request_id: str = Field("", max_length=256)
+    request_id: str = Field(
+        "", max_length=256, description="of one that came: its `x-request-id`, or the first 8 characters or more"
+    )
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "ExplainIn":
@@ -52,50 +51,54 @@ class ExplainIn(_Body):
         return self
 
 
-class RuleLooked(_Body):
+class RuleLooked(Body):
     """A rule that it was held against."""
 
-    rule: str
-    matched: bool
-    why: str
+    rule: str = Field(description="its name")
+    matched: bool = Field(description="whether it takes the request")
+    why: str = Field(description="why it does not, or that it does")
 
 
-class CandidateOut(_Body):
+class CandidateOut(Body):
     """A place of the rule. `rank`: its standing in the plan, from 1; null where it may not, or need not, be tried."""
 
-    place: str
+    place: str = Field(description="backend, model, version and server")
     side: str = Field(description="the field of the rule; empty where it is not known any more")
-    rank: int | None
-    taken: bool
-    score: str
-    reason: str
+    rank: int | None = Field(
+        description="its standing in the plan, from 1; null where it may not, or need not, be tried"
+    )
+    taken: bool = Field(description="whether the request goes, or went, there first")
+    score: str = Field(description="what it is chosen by, in words")
+    reason: str = Field(description="why it stands there")
 
 
-class LimitOut(_Body):
+class LimitOut(Body):
     """A limit that it takes of; `key` names its counter."""
 
     of: str = Field(description="`key` or `rule`")
-    limit: str
-    key: str
+    limit: str = Field(description="in words, such as `60 requests per minute`")
+    key: str = Field(description="names its counter")
 
 
-class ExplainOut(_Body):
+class ExplainOut(Body):
     """All of it."""
 
-    request: dict[str, Any]
-    past: bool
-    revision: int
-    switches_revision: int
-    rule: str | None
+    request: dict[str, Any] = Field(description="what was asked of, as far as it was given")
+    past: bool = Field(description="whether it is one that came")
+    revision: int = Field(description="of the rules that it was held against")
+    switches_revision: int = Field(description="of the switches")
+    rule: str | None = Field(description="the one that takes it; null: none")
     refused: str = Field(description="why it is not served at all; empty where it is, or the places are to blame")
     rules: list[RuleLooked] = Field(description="those that it was held against, up to the one that takes it")
-    candidates: list[CandidateOut]
+    candidates: list[CandidateOut] = Field(description="the places of the rule")
     switches: list[SwitchOut] = Field(description="that concern it, or one of its places, now")
-    limits: list[LimitOut]
-    policies: dict[str, Any]
+    limits: list[LimitOut] = Field(description="that it takes of")
+    policies: dict[str, Any] = Field(
+        description="how the rule goes on with it, times in milliseconds; what is as usual is left out"
+    )
     headers: dict[str, str] = Field(description="that would tell its caller where it went")
-    worker: str
-    outcome: RequestOut | None
+    worker: str = Field(description="the id of the one whose view this is; empty: none is live")
+    outcome: RequestOut | None = Field(description="what became of it; null of one that might come")
 
 
 def explain_routes(plane: Plane, rules: RuleStore) -> APIRouter:

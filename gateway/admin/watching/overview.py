@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from gateway.admin.fields import Body
 from gateway.admin.instants import instant
 from gateway.admin.watching.workers import is_behind, newest_of, report_of
 from gateway.admin_ports import FigureSource, RuleStore, WorkerState
@@ -25,65 +26,63 @@ AGAIN_S: Final = 0.25  # callers within that see the same
 STALE_S: Final = 3.0
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class WorkersOut(_Body):
+class WorkersOut(Body):
     """How many workers there are; `refused` keep an older set than the stored one, `behind` have not taken it yet."""
 
-    live: int
-    refused: int
-    behind: int
+    live: int = Field(description="those that tell of themselves")
+    refused: int = Field(description="those that keep an older set of rules than the stored one")
+    behind: int = Field(description="those that have not taken the newest rules or switches yet")
 
 
-class PointOut(_Body):
+class PointOut(Body):
     """What ended in one step of the window, which begins at `t`."""
 
-    t: str
-    requests: int
-    errors: int
-    p50_ms: float | None
-    p99_ms: float | None
-    tokens: int
-    usd: float
+    t: str = Field(description="RFC 3339, UTC")
+    requests: int = Field(description="that ended")
+    errors: int = Field(description="of these, those that did not end well")
+    p50_ms: float | None = Field(description="milliseconds, of whole answers; null: there were none")
+    p99_ms: float | None = Field(description="milliseconds, of whole answers; null: there were none")
+    tokens: int = Field(description="read and made")
+    usd: float = Field(description="US dollars")
 
 
-class SeriesOut(_Body):
+class SeriesOut(Body):
     """One task, rule and place. With no backend: requests that got no answer of a place, or a kept one."""
 
-    task: str
-    rule: str
-    backend: str
-    model: str
-    version: str
-    requests: int
-    errors: int
-    p50_ms: float | None
-    p99_ms: float | None
-    failed_attempts: int
+    task: str = Field(description="its name")
+    rule: str = Field(description="its name; empty: none took them")
+    backend: str = Field(description="its name")
+    model: str = Field(description="its name")
+    version: str = Field(description="its number; empty: none was named")
+    requests: int = Field(description="that ended with its answer")
+    errors: int = Field(description="of these, those that did not end well")
+    p50_ms: float | None = Field(description="milliseconds, of whole answers; null: there were none")
+    p99_ms: float | None = Field(description="milliseconds, of whole answers; null: there were none")
+    failed_attempts: int = Field(description="there, whoever answered in the end")
     points: list[int] = Field(description="requests in each step of the window")
 
 
-class OverviewOut(_Body):
+class OverviewOut(Body):
     """A window up to `at`."""
 
-    at: str
-    window_s: int
+    at: str = Field(description="the end of the window: RFC 3339, UTC")
+    window_s: int = Field(description="its length in seconds")
     is_stale: bool = Field(description="no worker has told anything for three seconds, or Redis does not answer")
-    newest_s: float | None = Field(description="how old the newest word of a worker is; null: there is none")
-    workers: WorkersOut
+    newest_s: float | None = Field(description="seconds since the newest word of a worker; null: there is none")
+    workers: WorkersOut = Field(description="how many")
     requests_per_s: float = Field(description="of the last ten seconds")
-    error_ratio: float = Field(description="of all that ended in the window")
-    p50_ms: float | None
-    p99_ms: float | None
-    first_token_p50_ms: float | None
+    error_ratio: float = Field(description="0 to 1, of all that ended in the window")
+    p50_ms: float | None = Field(description="milliseconds, of whole answers; null: there were none")
+    p99_ms: float | None = Field(description="milliseconds, of whole answers; null: there were none")
+    first_token_p50_ms: float | None = Field(
+        description="milliseconds to streamed answers' first parts; null: there were none"
+    )
     tokens_per_s: float = Field(description="of the last ten seconds, in and out")
-    usd_per_hour: float = Field(description="at the pace of the last ten seconds")
-    in_flight: int
+    usd_per_hour: float = Field(description="US dollars, at the pace of the last ten seconds")
+    in_flight: int = Field(description="requests at backends now")
     waiting: int = Field(description="before the backends' servers")
-    points: list[PointOut]
-    by: list[SeriesOut]
+    points: list[PointOut] = Field(description="the oldest first")
+    by: list[SeriesOut] = Field(description="each task, rule and place, those with the most requests first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +173,9 @@ def overview_routes(figures: FigureSource, rules: RuleStore | None) -> APIRouter
     live = Live(figures, rules)
 
     @router.get("/overview")
-    async def get_overview(window_s: Annotated[int, Query(ge=1, le=MAX_WINDOW_S)] = 300) -> OverviewOut:
+    async def get_overview(
+        window_s: Annotated[int, Query(ge=1, le=MAX_WINDOW_S, description="seconds up to now")] = 300,
+    ) -> OverviewOut:
         """What goes on: totals of a window, its course, and each task, rule and place.
 
         There is a point for every second; in windows above two minutes for every five, up to the last five that are

@@ -4,50 +4,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from gateway.admin.document import refuses
+from gateway.admin.fields import PAGE_SIZE, Next
 from gateway.admin.watching.searching import DEFAULT_PAGE, MAX_PAGE, search
 from gateway.admin_ports import RequestLog
 from gateway.core.errors import UnknownRequest
 from gateway.ports import JsonObject
 
 _CURSOR: Final = r"^[0-9-]{1,41}$"
-_Word = Annotated[str, Query(max_length=256)]
 
 
 class RequestOut(BaseModel):
     """A request that ended. Nothing of its input or its answer is kept."""
 
-    id: str
+    id: str = Field(description="its `x-request-id`")
     trace_id: str = Field("", description="of the W3C trace that it is part of; empty: none")
     at_ms: int = Field(description="when it ended, Unix milliseconds")
-    worker: str
-    task: str
-    tenant: str
-    key: str
+    worker: str = Field(description="the id of the one that answered it")
+    task: str = Field(description="empty: refused before it was known, as are other names")
+    tenant: str = Field(description="whose key it was")
+    key: str = Field(description="the key's id")
     model: str = Field(description="as the caller named it")
-    version: str
-    priority: str
-    stream: bool
+    version: str = Field(description="of the model, as the caller named it")
+    priority: str = Field(description="interactive or batch")
+    stream: bool = Field(description="whether a streamed answer was asked for")
     headers: dict[str, str] = Field(description="those that rules match on")
-    input_bytes: int
-    input_tokens: int | None
-    session: str
-    ordering_key: str
-    status: int
+    input_bytes: int = Field(description="of its body")
+    input_tokens: int | None = Field(description="tokens of its prompt; null: not known")
+    session: str = Field(description="X-Session-Id")
+    ordering_key: str = Field(description="X-Ordering-Key")
+    status: int = Field(description="of the HTTP answer")
     code: str = Field(description="`ok`, or the error's")
-    rule: str
-    revision: int
-    switches_revision: int
+    rule: str = Field(description="that took it; empty: none")
+    revision: int = Field(description="of the rules")
+    switches_revision: int = Field(description="of the switches")
     place: str = Field(description="which answered, or had it when it ended; empty: none")
-    attempts: int
-    total_ms: float
-    backend_ms: float
-    queue_ms: float | None
-    first_token_ms: float | None
-    usage: dict[str, float | None]
+    attempts: int = Field(description="how many were made at places")
+    total_ms: float = Field(description="milliseconds from its arrival to its end")
+    backend_ms: float = Field(description="milliseconds at backends")
+    queue_ms: float | None = Field(description="milliseconds in a server's queue; null: the server does not tell")
+    first_token_ms: float | None = Field(
+        description="milliseconds to the first part of a streamed answer; null: there was none"
+    )
+    usage: dict[str, float | None] = Field(
+        description="input_tokens, output_tokens, and cost_usd in US dollars; null: not known"
+    )
     recalled: str = Field("", description="hit, replayed or collapsed: an answer that was kept was given again")
     planned: int = Field(0, description="how many of the candidates could be tried")
     candidates: list[str] = Field(description="the places of its rule, those that could be tried first, in order")
@@ -59,8 +63,8 @@ class RequestOut(BaseModel):
 class RequestsOut(BaseModel):
     """Requests, the newest first. Where they are searched, a page may be short and still have a next one."""
 
-    items: list[RequestOut]
-    next: str | None
+    items: list[RequestOut] = Field(description="the newest first")
+    next: Next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +88,12 @@ def request_routes(log: RequestLog) -> APIRouter:
 
     @router.get("/requests")
     async def get_requests(
-        task: _Word = "",
-        tenant: _Word = "",
+        task: Annotated[str, Query(max_length=256, description="only of this task")] = "",
+        tenant: Annotated[str, Query(max_length=256, description="only of this tenant")] = "",
         code: Annotated[str, Query(max_length=256, description="`ok`, or an error's")] = "",
-        rule: _Word = "",
-        backend: _Word = "",
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
+        rule: Annotated[str, Query(max_length=256, description="only those that this rule took")] = "",
+        backend: Annotated[str, Query(max_length=256, description="only those that this backend had last")] = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description=PAGE_SIZE)] = DEFAULT_PAGE,
         cursor: Annotated[str, Query(pattern=_CURSOR, description="`next` of the page before")] = "",
     ) -> RequestsOut:
         """The last ones of all workers, the newest first, with the reasons for where they went."""
@@ -101,7 +105,7 @@ def request_routes(log: RequestLog) -> APIRouter:
         return RequestsOut(items=[out(one) for one in found], next=following)
 
     @router.get("/requests/{request_id}", openapi_extra=refuses(UnknownRequest))
-    async def get_request(request_id: str) -> RequestOut:
+    async def get_request(request_id: Annotated[str, Path(description="or how it begins")]) -> RequestOut:
         """One of them, by its `x-request-id`, or the first 8 characters or more of it where only one begins so."""
         return out(await found_in(log, request_id))
 

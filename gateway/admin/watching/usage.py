@@ -6,8 +6,9 @@ from datetime import UTC, date, datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from gateway.admin.fields import Body, Next
 from gateway.admin_ports import UsageRow, UsageSource
 from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.errors import InvalidInput
@@ -27,31 +28,29 @@ _SUMMED: Final = (
 )
 
 
-class UsageOut(BaseModel):
+class UsageOut(Body):
     """One group: the names that were asked for in `by`, and its sums."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    tenant: str | None = None
-    task: str | None = None
-    backend: str | None = None
-    model: str | None = None
-    day: date | None = None
+    tenant: str | None = Field(None, description="where it is asked for in `by`, as the four below")
+    task: str | None = Field(None, description="its name")
+    backend: str | None = Field(None, description="its name; empty: none answered")
+    model: str | None = Field(None, description="its name")
+    day: date | None = Field(None, description="in UTC")
     requests: int = Field(description="that were answered, or used something up")
     failed: int = Field(description="of them, those that came to no good end")
-    input_tokens: int
-    output_tokens: int
+    input_tokens: int = Field(description="all tokens that were read, cached ones included")
+    output_tokens: int = Field(description="all tokens that were made, reasoning included")
     cached_tokens: int = Field(description="a part of input_tokens")
     reasoning_tokens: int = Field(description="a part of output_tokens")
     estimated_requests: int = Field(description="those whose tokens are an estimate, as the backend did not tell")
-    cost_usd: float = Field(description="exact to 1e-9; what has no price costs nothing here")
+    cost_usd: float = Field(description="US dollars, exact to 1e-9; what has no price costs nothing here")
 
 
 class UsagesOut(BaseModel):
     """Groups in the order of their names; those in which nothing was used are not there."""
 
-    items: list[UsageOut]
-    next: str | None
+    items: list[UsageOut] = Field(description="in the order of their names")
+    next: Next
 
 
 def usage_routes(source: UsageSource) -> APIRouter:

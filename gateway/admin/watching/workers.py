@@ -3,24 +3,23 @@
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from gateway.admin.fields import Body, Next
 from gateway.admin_ports import RuleStore, WorkerState
 from gateway.core.watching.worker_view import WorkerView, view_of
 
 
-class WorkerOut(BaseModel):
+class WorkerOut(Body):
     """What one worker says of itself; `refused` means that it keeps an older set, `detail` says why."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    id: str
-    pid: int
-    revision: int
+    id: str = Field(description="its name")
+    pid: int = Field(description="of its process, on its host")
+    revision: int = Field(description="of the rules in force there")
     switches: int = Field(description="the revision of the switches in force there")
     started: int = Field(description="Unix seconds")
-    state: str
-    detail: str
+    state: str = Field(description="`serving`; `refused`: it keeps an older set of rules than the stored one")
+    detail: str = Field(description="why it refused the stored set")
     is_behind: bool = Field(description="newer rules or switches are stored than it runs")
     report: dict[str, Any] = Field(description="how it sees the backends, written once a second")
 
@@ -28,8 +27,8 @@ class WorkerOut(BaseModel):
 class Workers(BaseModel):
     """The live workers."""
 
-    items: list[WorkerOut]
-    next: str | None
+    items: list[WorkerOut] = Field(description="all that tell of themselves")
+    next: Next
 
 
 def worker_routes(store: RuleStore) -> APIRouter:
