@@ -13,7 +13,6 @@ class Body(BaseModel):
 
 
 Next = Annotated[str | None, Field(description="the `cursor` of the page after this one; null: this is the last")]
-Instant = Annotated[str, Field(description="RFC 3339, UTC")]
 RulesRevision = Annotated[int, Field(description="of the rules")]
 
 PAGE_SIZE: Final = "at most so many"

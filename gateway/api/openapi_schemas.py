@@ -1,13 +1,18 @@
 """The schemas that the paths of the OpenAPI document share: whole answers, and errors."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gateway.core.error_schemas import problem_schema
 from gateway.core.errors import DATA_PLANE
 from gateway.pipeline import Task
 
 _REF = "#/components/schemas/"
+
+
+def told(description: str, kind: str | list[str] = "string", **more: Any) -> dict[str, Any]:
+    """A field of this type, and what it is."""
+    return {"type": kind, **more, "description": description}
 
 
 def ref(name: str) -> dict[str, str]:
@@ -17,31 +22,19 @@ def ref(name: str) -> dict[str, str]:
 
 def schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
     """All of them, by name."""
-    number_or_null = {"type": ["number", "null"]}
     return {
         "TaskAnswer": {
             "type": "object",
             "properties": {
-                "id": {"type": "string"},
-                "task": {"enum": list(tasks)},
-                "output": {"anyOf": [t.contract.output_schema for t in tasks.values()]},
-                "route": {
-                    "type": "object",
-                    "properties": {
-                        "backend": {"type": "string"},
-                        "model": {"type": "string"},
-                        "version": {"type": ["string", "null"]},
-                        "rule": {"type": "string"},
-                        "attempts": {"type": "integer"},
-                    },
-                    "required": ["backend", "model", "version", "rule", "attempts"],
+                "id": told("the request's, as in the header `X-Request-Id`"),
+                "task": {"enum": list(tasks), "description": "that was asked"},
+                "output": {
+                    "anyOf": [t.contract.output_schema for t in tasks.values()],
+                    "description": "as `GET /v1/tasks/{task}` describes it",
                 },
+                "route": _object("who answered", _ROUTE),
                 "usage": _usage(),
-                "timing": {
-                    "type": "object",
-                    "properties": dict.fromkeys(("total_ms", "admit_ms", "queue_ms", "backend_ms"), number_or_null),
-                    "required": ["total_ms", "admit_ms", "queue_ms", "backend_ms"],
-                },
+                "timing": _object("how long it took", _TIMING),
             },
             "required": ["id", "task", "output", "route", "usage", "timing"],
         },
@@ -52,30 +45,50 @@ def schemas(tasks: Mapping[str, Task]) -> dict[str, Any]:
         "OpenAIError": {
             "type": "object",
             "properties": {
-                "error": {
-                    "type": "object",
-                    "properties": {
-                        "message": {"type": "string"},
-                        "type": {"type": "string"},
-                        "param": {"type": ["string", "null"]},
-                        "code": {"type": ["string", "null"]},
+                "error": _object(
+                    "in OpenAI's form",
+                    {
+                        "message": told("what was wrong, for people"),
+                        "type": told("OpenAI's kind of error"),
+                        "param": told("the field at fault; null: none", ["string", "null"]),
+                        "code": told("what was wrong, for programs: docs/errors.md", ["string", "null"]),
                     },
-                    "required": ["message", "type", "param", "code"],
-                }
+                )
             },
             "required": ["error"],
         },
     }
 
 
+_ROUTE: Final = {
+    "backend": told("its name"),
+    "model": told("its name at the backend"),
+    "version": told("of the model; null: the backend does not tell", ["string", "null"]),
+    "rule": told("that took the request"),
+    "attempts": told("how many places were tried", "integer"),
+}
+_MS: Final = ["number", "null"]
+_TIMING: Final = {
+    "total_ms": told("milliseconds from its arrival to its answer", _MS),
+    "admit_ms": told("milliseconds from its arrival until it was let in", _MS),
+    "queue_ms": told("milliseconds in queues, the gateway's and the server's; null: not told", _MS),
+    "backend_ms": told("milliseconds at backends", _MS),
+}
+
+
+def _object(description: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """An object that has all of these fields."""
+    return {"type": "object", "description": description, "properties": properties, "required": list(properties)}
+
+
 def _batch_answer() -> dict[str, Any]:
     one = {
         "type": "object",
         "properties": {
-            "id": {"type": "string"},
-            "status": {"type": "integer", "description": "as the request would have had it alone"},
-            "ticket": {"type": "integer", "minimum": 1, "description": "its number under its ordering key"},
-            "body": {"anyOf": [ref("TaskAnswer"), ref("Problem")]},
+            "id": told("as the request gave it; else the whole one's and a number"),
+            "status": told("as the request would have had it alone", "integer"),
+            "ticket": told("its number under its ordering key", "integer", minimum=1),
+            "body": {"anyOf": [ref("TaskAnswer"), ref("Problem")], "description": "its answer"},
         },
         "required": ["id", "status", "body"],
         "additionalProperties": False,
@@ -90,7 +103,7 @@ def _batch_answer() -> dict[str, Any]:
 def _of_limits() -> dict[str, Any]:
     """What a problem of the data plane tells beside: see `gateway.api.errors.problem_body`."""
     return {
-        "retry_after_s": {"type": "integer", "minimum": 1, "description": "after so many seconds it may succeed"},
+        "retry_after_s": told("after so many seconds it may succeed", "integer", minimum=1),
         "limit": _limit(),
         "violated-policies": {
             "type": "array",
@@ -105,12 +118,18 @@ def _limit() -> dict[str, Any]:
         "type": "object",
         "description": "the limit that was hit, with every 429; money in US dollars",
         "properties": {
-            "name": {"type": "string"},
-            "kind": {"enum": ["requests", "tokens", "usd", "concurrent", "queue", "ordering_queue"]},
-            "amount": {"type": "number"},
-            "per": {"enum": ["second", "minute", "hour", "day", "month"]},
-            "remaining": {"type": "number", "minimum": 0},
-            "reset_s": {"type": "integer", "minimum": 0},
+            "name": told("as in the header `RateLimit-Policy`"),
+            "kind": {
+                "enum": ["requests", "tokens", "usd", "concurrent", "queue", "ordering_queue"],
+                "description": "what it counts",
+            },
+            "amount": told("so many of its kind", "number"),
+            "per": {
+                "enum": ["second", "minute", "hour", "day", "month"],
+                "description": "the period; days and months in UTC",
+            },
+            "remaining": told("what is left of the amount", "number", minimum=0),
+            "reset_s": told("seconds until it is whole again", "integer", minimum=0),
         },
         "required": ["name", "kind"],
         "additionalProperties": False,
@@ -118,15 +137,21 @@ def _limit() -> dict[str, Any]:
 
 
 def _usage() -> dict[str, Any]:
-    counts = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
-    properties: dict[str, Any] = {name: {"type": "integer", "minimum": 0} for name in counts}
-    properties["cost_usd"] = {"type": "number", "minimum": 0}
-    for name, told in (
+    counts = (
+        ("input_tokens", "all tokens that were read, cached ones included"),
+        ("output_tokens", "all tokens that were made, reasoning included"),
+        ("cached_tokens", "tokens of the input that the engine had in its prefix cache"),
+        ("reasoning_tokens", "tokens of the output that were thought and not said"),
+    )
+    properties: dict[str, Any] = {name: told(words, "integer", minimum=0) for name, words in counts}
+    properties["cost_usd"] = told("US dollars; not there where no price is known", "number", minimum=0)
+    for name, words in (
         ("estimated", "the tokens were counted by the gateway, as the backend did not tell"),
         ("estimated_scores", "the scores are a model's own guess, not probabilities that it computed"),
     ):
-        properties[name] = {"const": True, "description": told}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+        properties[name] = {"const": True, "description": words}
+    used = "what it used up, as far as that is known"
+    return {"type": "object", "description": used, "properties": properties, "additionalProperties": False}
 
 
 def _client_token_wish(tasks: Mapping[str, Task]) -> dict[str, Any]:
@@ -135,27 +160,39 @@ def _client_token_wish(tasks: Mapping[str, Task]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
-            "tasks": {**names, "items": {"enum": list(tasks)}, "maxItems": 64},
-            "models": {**names, "maxItems": 64},
-            "limits": {"type": "array", "items": {"type": "object"}, "maxItems": 8},
+            "tasks": {
+                **names,
+                "items": {"enum": list(tasks)},
+                "maxItems": 64,
+                "description": "those that it may ask; by default the key's",
+            },
+            "models": {**names, "maxItems": 64, "description": "those that it may name; by default the key's"},
+            "limits": {**_LIMITS, "maxItems": 8},
             "origins": {**names, "maxItems": 16, "description": "pages that may use it, such as https://app.example"},
-            "minutes": {"type": "integer", "minimum": 1, "maximum": 60, "default": 10},
+            "minutes": told("for which it is good", "integer", minimum=1, maximum=60, default=10),
         },
         "additionalProperties": False,
     }
 
 
+_LIMITS: Final = {
+    "type": "array",
+    "items": {"type": "object"},
+    "description": "its own, beside the key's: as in the section `limits` of the configuration",
+}
+
+
 def _client_token() -> dict[str, Any]:
     names = {"type": ["array", "null"], "items": {"type": "string"}, "description": "null: all"}
     properties = {
-        "id": {"type": "string"},
-        "token": {"type": "string", "description": "goes where a key goes"},
-        "expires_at": {"type": "string", "format": "date-time"},
-        "expires_in": {"type": "integer", "description": "seconds"},
-        "key_id": {"type": "string"},
+        "id": told("its name in logs"),
+        "token": told("goes where a key goes"),
+        "expires_at": told("until when it is good: RFC 3339, UTC", format="date-time"),
+        "expires_in": told("seconds", "integer"),
+        "key_id": told("of the key that it was made with"),
         "tasks": names,
         "models": names,
-        "limits": {"type": "array", "items": {"type": "object"}},
+        "limits": _LIMITS,
         "origins": names,
     }
     return {"type": "object", "properties": properties, "required": list(properties)}

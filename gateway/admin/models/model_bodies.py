@@ -138,7 +138,7 @@ class ServerOut(Body):
     """One server of a backend: as a probe found it, or, where this process cannot probe it, as the workers see it."""
 
     replica: str = Field(description="its address; empty: the backend's only one")
-    live: bool = Field(description="whether it answers, or, where it is not probed, some worker sends requests there")
+    live: bool = Field(description="it answers a probe; where none is made: not every worker keeps it out")
     latency_ms: float | None = Field(description="milliseconds that a probe took; null: there was none, or no answer")
     error: str = Field("", description="why the probe failed")
     in_flight: int | None = Field(None, description="from all workers; null: they have not told")
@@ -164,7 +164,7 @@ class BackendOut(Body):
 class BackendsOut(Body):
     """All backends."""
 
-    items: list[BackendOut] = Field(description="in the order of the configuration")
+    items: list[BackendOut] = Field(description="those that are reached from here first")
     next: Next = None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from gateway.admin.access.auditing import cleaned
-from gateway.admin.fields import Body, Instant, Next
+from gateway.admin.fields import Body, Next
 from gateway.admin.instants import instant
 from gateway.admin.rollouts.rollout_run import Seen
 from gateway.core.rollouts.guarding import Conduct
@@ -93,7 +93,7 @@ class ConductOut(Body):
 class EventOut(Body):
     """Something that happened."""
 
-    at: Instant
+    at: str = Field(description="RFC 3339, UTC")
     what: str = Field(description="in words")
 
 
@@ -109,7 +109,9 @@ class RolloutOut(Body):
     hold_s: int = Field(description="seconds that each step is held at least")
     guard: dict[str, Any] | None = Field(description="as in a rule; null: none")
     sticky_by: StickyBy | None = Field(description="while it lasts; null: as the rule says")
-    status: Status = Field(description="`rolled_back` is the guard's doing, `aborted` an operator's")
+    status: Status = Field(
+        description="`rolled_back`: by its guard; `aborted`: by an operator, or since the rule was changed meanwhile"
+    )
     held: str = Field(description="what is in its way; empty: nothing")
     reason: str = Field(description="why it has ended so")
     started_at: str = Field(description="RFC 3339, UTC")

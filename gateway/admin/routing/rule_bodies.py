@@ -172,7 +172,9 @@ class RulesValid(Body):
 class _Revision(Body):
     revision: RulesRevision
     at: str = Field(description="when it was put in force: RFC 3339, UTC")
-    by: str = Field(description="who did it: the id of a key or a log-in's, or `guard`, `rollout`")
+    by: str = Field(
+        description="an actor's id; `guard`, `rollout`, `deploy`: the control plane itself; empty: a worker's start"
+    )
     action: str = Field(
         description="put, switch (one rule on or off), weights, rollback, rollout, guard, deploy or seed"
     )

@@ -45,7 +45,7 @@ class RequestOut(BaseModel):
     attempts: int = Field(description="how many were made at places")
     total_ms: float = Field(description="milliseconds from its arrival to its end")
     backend_ms: float = Field(description="milliseconds at backends")
-    queue_ms: float | None = Field(description="milliseconds in a server's queue; null: the server does not tell")
+    queue_ms: float | None = Field(description="milliseconds in queues, the gateway's and the server's; null: not told")
     first_token_ms: float | None = Field(
         description="milliseconds to the first part of a streamed answer; null: there was none"
     )

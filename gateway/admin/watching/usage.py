@@ -33,7 +33,7 @@ class UsageOut(Body):
 
     tenant: str | None = Field(None, description="where it is asked for in `by`, as the four below")
     task: str | None = Field(None, description="its name")
-    backend: str | None = Field(None, description="its name; empty: none answered")
+    backend: str | None = Field(None, description="its name")
     model: str | None = Field(None, description="its name")
     day: date | None = Field(None, description="in UTC")
     requests: int = Field(description="that were answered, or used something up")

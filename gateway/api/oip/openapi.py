@@ -59,36 +59,45 @@ def schemas() -> dict[str, Any]:
     tensor = {
         "type": "object",
         "properties": {
-            "name": {"type": "string"},
-            "datatype": {"type": "string"},
-            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-            "parameters": {"type": "object"},
-            "data": {"type": "array"},
+            "name": {"type": "string", "description": "its name"},
+            "datatype": {"type": "string", "description": "such as FP32, INT64, BYTES"},
+            "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "its dimensions"},
+            "parameters": {"type": "object", "description": "such as `binary_data_size` (bytes)"},
+            "data": {"type": "array", "description": "its elements; not there where they follow in binary"},
         },
     }
+    tensors = {"type": "array", "items": {**tensor, "required": ["name", "datatype", "shape"]}}
     return {
         "OipRequest": {
             "type": "object",
             "properties": {
-                "id": {"type": "string"},
-                "parameters": {"type": "object"},
-                "inputs": {"type": "array", "items": {**tensor, "required": ["name", "datatype", "shape"]}},
-                "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+                "id": {"type": "string", "description": "repeated in the answer"},
+                "parameters": {"type": "object", "description": "of the request"},
+                "inputs": {**tensors, "description": "the model's inputs"},
+                "outputs": {
+                    "type": "array",
+                    "items": {"type": "object", "required": ["name"]},
+                    "description": "those that are wanted; by default all",
+                },
             },
             "required": ["inputs"],
         },
         "OipAnswer": {
             "type": "object",
             "properties": {
-                "id": {"type": "string"},
-                "model_name": {"type": "string"},
-                "model_version": {"type": "string"},
-                "parameters": {"type": "object"},
-                "outputs": {"type": "array", "items": {**tensor, "required": ["name", "datatype", "shape"]}},
+                "id": {"type": "string", "description": "the request's"},
+                "model_name": {"type": "string", "description": "that answered"},
+                "model_version": {"type": "string", "description": "that answered"},
+                "parameters": {"type": "object", "description": "of the answer"},
+                "outputs": {**tensors, "description": "the model's outputs"},
             },
             "required": ["model_name", "model_version", "outputs"],
         },
-        "OipError": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
+        "OipError": {
+            "type": "object",
+            "properties": {"error": {"type": "string", "description": "what was wrong"}},
+            "required": ["error"],
+        },
     }
 
 
