@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from gateway.core import strategies
 from gateway.core.replicas import FEW, Draw, ReplicaLoads, two_choices, two_of
-from gateway.core.rules import Rule, RuleSet, Target
-from gateway.core.rules.matching import NOWHERE, Circumstances
+from gateway.core.rules import Rule, Target
 from gateway.core.rules.rule import place_at
 from gateway.core.strategies import Option
 from gateway.core.switches import Forced
@@ -92,21 +91,13 @@ class State:
     is_brief: bool = False
 
 
-def plan(rules: RuleSet, request: InferenceRequest, state: State, at: Circumstances = NOWHERE) -> Plan:
-    """Order the places of the first rule that takes `request`.
+def plan_by(rule: Rule, revision: int, request: InferenceRequest, state: State) -> Plan:
+    """Order the places of `rule`, which takes `request`; `revision` is of its rule set.
 
     A weighted split is decided by chance, or where it is sticky by a hash, so that a caller stays on its side. Of a
     target's replicas two are taken, the less loaded first. The other strategies put all replicas of all targets in one
     order. Where switches force a backend only its places are left, whatever their weights are.
     """
-    rule = rules.rule_of(request, at)
-    if rule is None:
-        return Plan(rule="", revision=rules.revision, candidates=())
-    return plan_by(rule, rules.revision, request, state)
-
-
-def plan_by(rule: Rule, revision: int, request: InferenceRequest, state: State) -> Plan:
-    """The same by the rule that takes `request`."""
     refusals: list[tuple[Place, str]] = []
     is_skipped = state.forced is not None and state.forced.is_fallback
     # Strategies that put all replicas in one order have to see all of them.

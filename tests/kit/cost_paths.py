@@ -43,6 +43,7 @@ from local_runtime.scheduling.batching import Batcher
 from local_runtime.scheduling.decisions import Dispatch, QueuedRequest
 from tests.kit import identity_model
 from tests.kit.cost_meter import Cost, Meter, cost_of
+from tests.kit.plans import plan_of
 from tests.kit.redis import RedisServer
 from tests.kit.upstream import DONE, HOST, completion, delta, event, json_reply, sse_head, usage_chunk
 
@@ -367,7 +368,7 @@ def of_routing() -> Cost:
     state = routing.State(why_not=lambda _: None, loads=lambda _: {"a:8001": 1, "b:8001": 2}, draw=lambda: 0.5)
 
     def decide() -> None:
-        if routing.plan(rules, request, state).rule != f"r{RULES - 1}":
+        if plan_of(rules, request, state).rule != f"r{RULES - 1}":
             raise SystemExit("another rule was found")
 
     return _counted(decide)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.routing import State, plan
+from gateway.core.routing import State
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.rules.dry_run import Move, RuleShare, Sample, dry_run, sample_of
 from gateway.core.types import Caller, InferenceRequest
+from tests.kit.plans import plan_of
 
 A = {"backend": "triton", "model": "m", "version": "1"}
 B = {"backend": "triton", "model": "m", "version": "2"}
@@ -154,7 +155,7 @@ def test_a_sticky_caller_is_where_routing_sends_it(sticky_by):
     sides = set()
     for n in range(40):
         one = sample(tenant=f"t{n}", session=f"s{n}", ordering_key=f"o{n}")
-        place = str(plan(after, one.request, state).candidates[0])
+        place = str(plan_of(after, one.request, state).candidates[0])
         sides.add(place)
         expected = [] if place == "triton/m:1" else [("triton/m:1", place, 1.0)]
         assert moves(before, after, one) == expected

@@ -34,9 +34,10 @@ from gateway.core.rollouts.progressive import (
     taken_over,
 )
 from gateway.core.rollouts.rollout_documents import parse_rollout, rollout_document
-from gateway.core.routing import State, plan
+from gateway.core.routing import State
 from gateway.core.rules import MAX_WEIGHT, Guard, Rule, RuleSet, Target, parse_rules, rules_document
 from gateway.core.types import Caller, InferenceRequest
+from tests.kit.plans import plan_of
 
 NEW = Target(backend="a", model="m", version="2")
 FINE, BROKEN, FEW = Verdict(), Verdict(breach="error ratio 1"), Verdict(lacks="12 of 200 requests seen")
@@ -318,7 +319,7 @@ def _place(rules: RuleSet, tenant: str) -> object:
     caller = Caller(key_id="k", tenant=tenant, priority="interactive")
     request = InferenceRequest(id="", task="t", caller=caller, input=None, received_us=0, deadline_us=1)
     state = State(why_not=lambda _: None, loads=lambda _: {}, draw=random.random)
-    return plan(rules, request, state).candidates[0]
+    return plan_of(rules, request, state).candidates[0]
 
 
 # --- documents -------------------------------------------------------------------------------------

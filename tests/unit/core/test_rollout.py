@@ -16,9 +16,10 @@ from gateway.core.rollouts.model_move import (
     restore,
     shape,
 )
-from gateway.core.routing import State, plan
+from gateway.core.routing import State
 from gateway.core.rules import Rule, RuleSet, parse_rules, rules_document
 from gateway.core.types import Caller, InferenceRequest
+from tests.kit.plans import plan_of
 
 MOVE = Move(model="m", backends=frozenset({"triton"}), old="1", new="2")
 
@@ -269,7 +270,7 @@ def first_place(current: tuple[Rule, ...], tenant: str, model: str):
         deadline_us=1,
         model=model,
     )
-    made = plan(
+    made = plan_of(
         RuleSet(revision=1, rules=current),
         request,
         State(why_not=lambda _: None, loads=lambda _: {}, draw=lambda: 0.5),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.loads import Standing
 from gateway.core.replicas import ReplicaLoads
-from gateway.core.routing import Pool, State, is_settled, only, plan
+from gateway.core.routing import Pool, State, is_settled, only
 from gateway.core.rules import (
     MAX_RULES,
     RuleSet,
@@ -25,6 +25,7 @@ from gateway.core.rules import (
 from gateway.core.rules.fields import RuleError
 from gateway.core.strategies import Option
 from gateway.core.types import Caller, InferenceRequest, OpenAIPayload, Place
+from tests.kit.plans import plan_of
 
 A1 = {"backend": "triton", "model": "m", "version": "1"}
 A2 = {"backend": "triton", "model": "m", "version": "2"}
@@ -59,7 +60,7 @@ def planned(
         return "down" if str(target) in down else None
 
     state = State(why_not=why_not, loads=lambda backend: loads.get(backend, {}), draw=lambda: draw)
-    return plan(RuleSet(revision=7, rules=parse_rules(rules)), request(**asked), state)
+    return plan_of(RuleSet(revision=7, rules=parse_rules(rules)), request(**asked), state)
 
 
 def names(made) -> list[str]:
@@ -416,7 +417,7 @@ def pooled(rules, *, tokens: Mapping[str, int] = MappingProxyType({}), down: tup
         draw=lambda: 0.0,
         pool=Pool(option=option, prefix=lambda: b""),
     )
-    return plan(RuleSet(revision=7, rules=parse_rules(rules)), request(), state), asked
+    return plan_of(RuleSet(revision=7, rules=parse_rules(rules)), request(), state), asked
 
 
 BIG, SMALL = C, {"backend": "llm", "model": "small"}
@@ -521,7 +522,7 @@ def of_many(rng: random.Random, *, down: frozenset[str], is_brief: bool, looked:
         return "down" if place.replica in down else None
 
     state = State(why_not=why_not, loads=lambda _: MANY, draw=rng.random, is_brief=is_brief)
-    return plan(ONE_RULE, request(), state)
+    return plan_of(ONE_RULE, request(), state)
 
 
 @pytest.mark.parametrize("down", [frozenset(), frozenset({"r0", "r4"}), frozenset(f"r{i}" for i in range(8))])
@@ -574,7 +575,7 @@ def test_a_strategy_that_orders_all_replicas_sees_all_of_them():
         pool=Pool(option=option, prefix=lambda: b""),
         is_brief=True,
     )
-    made = plan(RuleSet(revision=7, rules=parse_rules([rule(split=[C], strategy="fastest")])), request(), state)
+    made = plan_of(RuleSet(revision=7, rules=parse_rules([rule(split=[C], strategy="fastest")])), request(), state)
     assert {place.replica for place in asked} == set(many)
     assert len(made.candidates) == 10
 
