@@ -36,11 +36,11 @@ class Estimate:
 
     def input_tokens(self) -> int | None:
         """Of its prompt; None for a task that no LLM can answer."""
-        return self.work().input_tokens if "openai" in self._task.contract.forms else None
+        return self.work().input_tokens if self._suits_llm else None
 
     def pool(self) -> routing.Pool | None:
         """What strategies weigh places by; None where no LLM can answer the task."""
-        if "openai" not in self._task.contract.forms:
+        if not self._suits_llm:
             return None
         return routing.Pool(option=self._option, prefix=lambda: tokens.prefix_of(self._asked()))
 
@@ -51,14 +51,19 @@ class Estimate:
         nothing pass that may take of it, whatever it was expected to take.
         """
         kinds = {take.limit.kind for take in counted}
-        if not kinds & {"tokens", "usd"} or "openai" not in self._task.contract.speaks:
+        if not kinds & {"tokens", "usd"} or not self._suits_llm:
             return 1, 0
         costs = self._costs(rule) if rule and "usd" in kinds else []
-        work = self.work() if self._may_generate(rule) else None
+        work = self.work() if self._may_come_to_llm(rule) else None
         return max(1, work.input_tokens + work.output_tokens) if work else 1, max(costs, default=0)
 
-    def _may_generate(self, rule: Rule | None) -> bool:
-        """Whether an LLM may answer it: what models of tensors can answer goes to one only where its rule says so."""
+    @property
+    def _suits_llm(self) -> bool:
+        """Whether an LLM can answer the task."""
+        return "openai" in self._task.contract.speaks
+
+    def _may_come_to_llm(self, rule: Rule | None) -> bool:
+        """Whether it may come to an LLM: what tensor models can answer too goes to one only where its rule says so."""
         if len(self._task.contract.speaks) == 1 or rule is None:
             return True
         found = (self._plane.backends.get(target.backend) for target in (*rule.split, *rule.fallback))
