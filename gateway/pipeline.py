@@ -405,21 +405,18 @@ class Pipeline:
         return self._planned(walk)
 
     def _planned(self, walk: Walk, *, is_brief: bool = False) -> Plan:
-        rules, forced = walk.rules, None
-        if walk.rule is None:
+        rules, rule, request = walk.rules, walk.rule, walk.request
+        if rule is None:
             return Plan(rule="", revision=rules.revision, candidates=())
-        if rules.switches:
-            forced = rules.switches.forced(walk.request, self.wall_clock() // 1000)
-        pool = walk.estimate.pool()
         state = routing.State(
             why_not=self.why_not,
             loads=self.replica_loads,
             draw=self.draw,
-            pool=pool,
-            forced=forced,
+            pool=walk.estimate.pool(),
+            forced=rules.switches.forced(request, self.wall_clock() // 1000) if rules.switches else None,
             is_brief=is_brief,
         )
-        return routing.plan_by(walk.rule, rules.revision, walk.request, state)
+        return routing.plan_by(rule, rules.revision, request, state)
 
     def _settled(self, walk: Walk) -> Plan:
         """The plan; the same one again where all is well and there is nothing to choose."""
