@@ -35,7 +35,7 @@ from gateway.core.types import (
     Work,
 )
 from gateway.core.waiting import items_of
-from gateway.core.watching.steps import MAX_EVENT_BYTES, Tried
+from gateway.core.watching.steps import MAX_EVENT_BYTES, TracedAttempt
 from gateway.gate import Gate, Waited
 from gateway.ports import Backend, Clock, Sequences
 from gateway.tasks.contract import Contract, Form, located
@@ -295,10 +295,10 @@ class Attempt:
         """Let go of the walk, which has this attempt: a cycle would be left to the garbage collection."""
         self.check = _nothing
 
-    def tried(self, now_us: int) -> Tried:
+    def traced(self, now_us: int) -> TracedAttempt:
         """How it went, for traces."""
         generative, first_us = self._generative, self.first_part_us
-        return Tried(
+        return TracedAttempt(
             place=self.step.place,
             began_us=self.began_us or now_us,
             ended_us=self.ended_us or now_us,

@@ -181,7 +181,7 @@ class Walk:
             ended_us=ended_us,
             routing_us=self.routing_us,
             routed_us=self.routed_us,
-            tried=tuple([attempt.tried(ended_us) for attempt in self.attempts]),
+            tried=tuple([attempt.traced(ended_us) for attempt in self.attempts]),
         )
 
     def timing_at(self, now_us: int) -> Timing:

@@ -15,7 +15,7 @@ import orjson
 from gateway.core.cost import NANO_USD_PER_USD
 from gateway.core.types import OpenAIPayload, Usage
 from gateway.core.watching.record import RequestRecord
-from gateway.core.watching.steps import Tried
+from gateway.core.watching.steps import TracedAttempt
 
 MAX_CONTENT: Final = 65_536  # characters of one attribute's texts
 MAX_MESSAGES: Final = 1000  # of one attribute
@@ -70,7 +70,7 @@ def of_request(record: RequestRecord) -> Attributes:
     return _clean(told)
 
 
-def of_attempt(tried: Tried, endpoint: Endpoint | None) -> Attributes:
+def of_attempt(tried: TracedAttempt, endpoint: Endpoint | None) -> Attributes:
     """An attempt's: where it went, how long it waited, and of an LLM what it was asked and used."""
     place = tried.place
     told: dict[str, Value] = {"gateway.backend": place.backend, "gateway.model": place.model}
@@ -102,7 +102,7 @@ def operation(payload: OpenAIPayload) -> str:
     return _OPERATIONS[payload.api]
 
 
-def content(tried: Tried) -> Attributes:
+def content(tried: TracedAttempt) -> Attributes:
     """What an LLM was told, and what it answered: texts alone, no pictures and no tools."""
     payload = tried.payload
     if payload is None:
@@ -120,7 +120,7 @@ def _clean(told: Mapping[str, Value]) -> Attributes:
     return {name: text(value) if isinstance(value, str) else value for name, value in told.items() if value != ""}
 
 
-def _generative(tried: Tried, payload: OpenAIPayload, endpoint: Endpoint) -> dict[str, Value]:
+def _generative(tried: TracedAttempt, payload: OpenAIPayload, endpoint: Endpoint) -> dict[str, Value]:
     told: dict[str, Value] = {
         "gen_ai.operation.name": operation(payload),
         "gen_ai.provider.name": endpoint.provider,

@@ -42,7 +42,7 @@ from opentelemetry.trace import (
 from gateway.attempt import new_span_id
 from gateway.core.trace import RANDOM, ROUTE, SAMPLED, Trace, incoming
 from gateway.core.watching.record import RequestRecord
-from gateway.core.watching.steps import Steps, Tried
+from gateway.core.watching.steps import Steps, TracedAttempt
 from gateway.ports import Clock
 from gateway.telemetry import span_attributes
 from gateway.telemetry.span_attributes import Attributes, Endpoint
@@ -175,7 +175,7 @@ class Tracing:
         """By the clock of the records."""
         return self._clock()
 
-    def of_attempt(self, tried: Tried) -> Attributes:
+    def of_attempt(self, tried: TracedAttempt) -> Attributes:
         """An attempt's attributes."""
         told = span_attributes.of_attempt(tried, self._endpoints.get(tried.place.backend))
         return {**told, **span_attributes.content(tried)} if self._record_content else told
@@ -230,7 +230,7 @@ class _Spans:
         )
         return context
 
-    def _attempt(self, tried: Tried, dispatch: SpanContext) -> None:
+    def _attempt(self, tried: TracedAttempt, dispatch: SpanContext) -> None:
         payload, model = tried.payload, tried.place.model
         self._tracing.span(
             span_attributes.text(f"{span_attributes.operation(payload) if payload else 'infer'} {model}"),

@@ -15,7 +15,7 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.backends.triton.replica import TritonReplica
 from gateway.core.errors import BackendError, Fault, FaultKind
 from gateway.core.types import BackendCall, OpenAIPayload, Place, Tensor, TensorPayload
-from gateway.core.watching.steps import Tried
+from gateway.core.watching.steps import TracedAttempt
 from gateway.settings import load_settings
 from gateway.telemetry import span_attributes
 from gateway.telemetry.span_attributes import Endpoint
@@ -205,7 +205,9 @@ async def test_content_is_recorded_only_where_it_is_switched_on(stream):
 )
 def test_streamed_answers_are_put_together_of_what_can_be_read(events, texts):
     place, payload = Place(backend="b", model="m"), OpenAIPayload(body={})
-    told = span_attributes.content(Tried(place=place, began_us=0, ended_us=1, payload=payload, events=tuple(events)))
+    told = span_attributes.content(
+        TracedAttempt(place=place, began_us=0, ended_us=1, payload=payload, events=tuple(events))
+    )
     messages = json.loads(told["gen_ai.output.messages"])
     assert [one["parts"][0]["content"] for one in messages] == texts
 
@@ -214,7 +216,7 @@ def test_what_callers_choose_cannot_make_spans_that_are_not_sendable():
     body = {"max_tokens": 10**30, "temperature": 1e300, "top_p": 0.5, "messages": [{"role": 1, "content": "\ud83d"}, 7]}
     place = Place(backend="b", model="m\ud83d" + "x" * 2000)
     payload = OpenAIPayload(body=body)
-    tried = Tried(place=place, began_us=0, ended_us=1, payload=payload, body=b"no json")
+    tried = TracedAttempt(place=place, began_us=0, ended_us=1, payload=payload, body=b"no json")
     told = span_attributes.of_attempt(tried, None)
     assert (told["gen_ai.request.top_p"], told["gen_ai.request.model"][:3]) == (0.5, "m?x")
     assert len(told["gen_ai.request.model"]) == span_attributes.MAX_TEXT

@@ -15,7 +15,7 @@ _ABOUT_INPUT: Final = (FaultKind.REFUSED_INPUT, FaultKind.CONTEXT_TOO_LONG)
 
 
 class Tried(NamedTuple):
-    """One attempt.
+    """One attempt, as every record tells it; `core.watching.steps.TracedAttempt` tells more.
 
     Attributes:
         outcome: `ok`, the kind of its fault, or `left`: its caller went away, or another attempt began first.

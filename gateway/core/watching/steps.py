@@ -10,8 +10,8 @@ MAX_EVENT_BYTES: Final = 1_048_576  # some 5,000 events of one token each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """One attempt.
+class TracedAttempt:
+    """One attempt, with when its steps were, and what was asked and answered.
 
     Attributes:
         span_id: that the place was told as its parent; empty where nothing was sent.
@@ -44,6 +44,7 @@ class Steps:
     """A request's.
 
     Attributes:
+        tried: its attempts, in the order in which they began.
         routing_us / routed_us: begin and end of that step; None where it did not get so far.
         ended_us: when nothing was left but to settle.
     """
@@ -52,4 +53,4 @@ class Steps:
     ended_us: int
     routing_us: int | None = None
     routed_us: int | None = None
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TracedAttempt, ...] = ()
