@@ -8,17 +8,13 @@ Where other processes want the same cores, calls/s say little: a client that is 
 others' time slices. Run it as `chrt -r 1 python -m tests.bench.grpc_client` there, or look at the CPU time alone.
 """
 
-import asyncio
 import os
 import platform
 import statistics
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc.aio
-import numpy as np
 import typer
 import uvloop
 from rich.console import Console
@@ -28,6 +24,8 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from gateway.backends.grpc.aio import CHANNEL_OPTIONS
 from gateway.backends.grpc.channel import GrpcChannel
+from tests.bench.suite.load import closed_loop
+from tests.bench.suite.rows import tensors
 from tests.kit import identity_model
 from tests.kit.servers import running
 
@@ -35,8 +33,7 @@ ROUNDS = 5
 IN_FLIGHT = (1, 16, 64)
 METHOD = b"/inference.GRPCInferenceService/ModelInfer"
 TIMEOUT_S = 10.0
-Call = Callable[[pb.ModelInferRequest], Awaitable[pb.ModelInferResponse]]
-Run = tuple[float, float, float]  # calls/s, us of CPU per call, median latency in ms
+FIGURES = ("rps", "cpu us", "p50 ms")
 
 
 def main(
@@ -58,53 +55,36 @@ def main(
 async def compared(address: str, seconds: float) -> Table:
     """Both clients, in turns."""
     table = Table("in flight", "client", "calls/s", "CPU us per call", "p50 ms")
-    ours = GrpcChannel(address)
+    ours, request = GrpcChannel(address), tensors.request(tensors.SMALL)
 
-    async def by_ours(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    def checked(answer: pb.ModelInferResponse) -> None:
+        if answer.raw_output_contents[0] != request.raw_input_contents[0]:
+            raise SystemExit("a wrong answer")
+
+    async def by_ours() -> None:
         answer = await ours.unary(METHOD, request.SerializeToString(), timeout_s=TIMEOUT_S)
-        return pb.ModelInferResponse.FromString(answer)
+        checked(pb.ModelInferResponse.FromString(answer))
 
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
 
-        async def by_grpc(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-            return await stub.ModelInfer(request, timeout=TIMEOUT_S)
+        async def by_grpc() -> None:
+            checked(await stub.ModelInfer(request, timeout=TIMEOUT_S))
 
-        await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="identity"))
-        clients: dict[str, Call] = {"grpc.aio": by_grpc, "ours": by_ours}
+        await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=identity_model.NAME))
+        clients = {"grpc.aio": by_grpc, "ours": by_ours}
         for in_flight in IN_FLIGHT:
-            runs: dict[str, list[Run]] = {name: [] for name in clients}
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
             for call in clients.values():
-                await load(call, in_flight, seconds / 3)
+                await closed_loop(call, in_flight, seconds / 3)
             for _ in range(ROUNDS):
                 for name, call in clients.items():
-                    runs[name].append(await load(call, in_flight, seconds))
+                    runs[name].append(await closed_loop(call, in_flight, seconds))
             for name, each in runs.items():
-                rate, cpu, p50 = (statistics.median(column) for column in zip(*each, strict=True))
+                rate, cpu, p50 = (statistics.median(run[figure] for run in each) for figure in FIGURES)
                 table.add_row(str(in_flight), name, f"{rate:,.0f}", f"{cpu:.1f}", f"{p50:.3f}")
     await ours.close()
     return table
-
-
-async def load(call: Call, in_flight: int, seconds: float) -> Run:
-    """Closed loop of `in_flight` callers; every answer is looked at."""
-    raw = np.arange(8, dtype=np.float32).tobytes()
-    request = pb.ModelInferRequest(model_name="identity", raw_input_contents=[raw])
-    request.inputs.add(name="X", datatype="FP32", shape=[1, 8])
-    latencies: list[float] = []
-    began, cpu = time.perf_counter(), time.process_time()
-    end = began + seconds
-
-    async def one() -> None:
-        while (sent := time.perf_counter()) < end:
-            answer = await call(request)
-            latencies.append(time.perf_counter() - sent)
-            if answer.raw_output_contents[0] != raw:
-                raise SystemExit("a wrong answer")
-
-    await asyncio.gather(*(one() for _ in range(in_flight)))
-    cpu, passed = time.process_time() - cpu, time.perf_counter() - began
-    return len(latencies) / passed, cpu / len(latencies) * 1e6, statistics.median(latencies) * 1000
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The load: wrk on its own core, in closed loop, and what it and the kernel tell of a run."""
+"""The load, in closed loop: wrk on its own core, and what it and the kernel tell of a run; or calls of this process."""
 
 import asyncio
 import re
 import shutil
+import statistics
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +69,28 @@ def read(said: str) -> tuple[int, dict[str, float]]:
         raise Failed(f"wrk says:\n{said.strip()}")
     p50, p99 = (float(found[1]) * UNITS_MS[found[2]] for found in times if found is not None)
     return int(done[1]), {"rps": float(rps[1]), "p50 ms": p50, "p99 ms": p99}
+
+
+async def closed_loop(call: Callable[[], Awaitable[object]], in_flight: int, seconds: float) -> dict[str, float]:
+    """The figures of `wrk` for calls that this process makes; `cpu us` is all that it does, threads included."""
+    latencies: list[float] = []
+    spent_s, began_s = time.process_time(), time.perf_counter()
+    until_s = began_s + seconds
+
+    async def caller() -> None:
+        while (sent_s := time.perf_counter()) < until_s:
+            await call()
+            latencies.append(time.perf_counter() - sent_s)
+
+    await asyncio.gather(*(caller() for _ in range(in_flight)))
+    spent_s, took_s = time.process_time() - spent_s, time.perf_counter() - began_s
+    cuts = statistics.quantiles(latencies, n=100)
+    return {
+        "rps": len(latencies) / took_s,
+        "p50 ms": cuts[49] * 1000,
+        "p99 ms": cuts[98] * 1000,
+        "cpu us": spent_s / len(latencies) * 1e6,
+    }
 
 
 def _script(folder: Path, target: Target) -> Path:

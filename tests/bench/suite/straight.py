@@ -6,9 +6,7 @@ answers that are taken as they are: the least that a Python client of Triton doe
 
 import asyncio
 import json
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from tests.bench.suite.bench import Bench, Failed
+from tests.bench.suite.load import closed_loop
 from tests.bench.suite.servers import ROOT
 
 WARM: Final = 20
@@ -48,28 +47,11 @@ async def straight(bench: Bench, address: str, request: Path, in_flight: int, se
 
 async def run(address: str, request: pb.ModelInferRequest, in_flight: int, seconds: float) -> dict[str, float]:
     """Ask, and ask again."""
-    latencies: list[float] = []
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         for _ in range(min(WARM, in_flight)):
             await stub.ModelInfer(request, timeout=TIMEOUT_S)
-        cpu_s, began_s = time.process_time(), time.perf_counter()
-        end = began_s + seconds
-
-        async def one() -> None:
-            while (began := time.perf_counter()) < end:
-                await stub.ModelInfer(request, timeout=TIMEOUT_S)
-                latencies.append(time.perf_counter() - began)
-
-        await asyncio.gather(*(one() for _ in range(in_flight)))
-        cpu_s, took_s = time.process_time() - cpu_s, time.perf_counter() - began_s
-    cuts = statistics.quantiles(latencies, n=100)
-    return {
-        "rps": len(latencies) / took_s,
-        "p50 ms": cuts[49] * 1000,
-        "p99 ms": cuts[98] * 1000,
-        "cpu us": cpu_s / len(latencies) * 1e6,
-    }
+        return await closed_loop(lambda: stub.ModelInfer(request, timeout=TIMEOUT_S), in_flight, seconds)
 
 
 if __name__ == "__main__":
