@@ -10,7 +10,6 @@ The graph is written to `build/flame-whole.svg` or `build/flame-stream.svg`, the
 
 import asyncio
 import contextlib
-import os
 import re
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.backends.llm.http_client import HttpClient
+from tests.bench.suite.servers import cpu_s
 from tests.kit.redis import RedisServer
 from tests.kit.serving import KEY, children, serving
 from tests.kit.upstream import DONE, completion, delta, event, json_reply, sse_head, usage_chunk
@@ -97,9 +97,9 @@ async def measured(py_spy: str, seconds: int, in_flight: int, *, is_stream: bool
             async with load.running(in_flight):
                 await asyncio.sleep(2)  # until connections and caches are there
                 await sampled(py_spy, pid, seconds, name.with_suffix(".svg"), "flamegraph")
-                before, spent_s = load.done, cpu_s(pid)
+                before, spent_s = load.done, cpu_s([pid])
                 await sampled(py_spy, pid, seconds, name.with_suffix(".raw"), "raw")
-                done, spent_s = load.done - before, cpu_s(pid) - spent_s
+                done, spent_s = load.done - before, cpu_s([pid]) - spent_s
     return table(name.with_suffix(".raw").read_text(), spent_s / done * 1e6, EVENTS if is_stream else 0)
 
 
@@ -126,12 +126,6 @@ def step_of(stack: Sequence[str]) -> str:
         if found is not None and "/site-packages/" not in frame:
             return next(step for prefix, step in STEPS if found[1].startswith(prefix))
     return LOOP
-
-
-def cpu_s(pid: int) -> float:
-    """The processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def sampled(py_spy: str, pid: int, seconds: int, to: Path, form: str) -> None:

@@ -11,11 +11,10 @@ import contextlib
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,23 +23,21 @@ from typing import Any
 import httpx
 import orjson
 import typer
-import yaml
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from gateway.backends.llm.http_client import HttpClient
 from gateway.core.sse import SseParser
-from gateway.http.server import bind
+from tests.bench.suite.servers import CHAT, is_ok, process
+from tests.kit.serving import KEY, free_port, serving
 
-KEY = "bench"
 STREAMS = 16
 TOKENS = 32
 CONTEXT = 8192  # of the server, shared out among its slots
 TIMEOUT_US = 120_000_000
 SPREAD_S = 1.0  # the callers come within this time
 FEWEST_PAIRS = 4  # of which quartiles say something
-START_S = 60
 TOPICS = (
     *("a fox", "the sea", "a clock", "winter", "a bridge", "an old map", "bread", "the moon"),
     *("a violin", "rain", "a train", "gold", "a garden", "chess", "a letter", "the desert"),
@@ -250,71 +247,18 @@ def _same(one: Sequence[list[Answer]], other: Sequence[list[Answer]]) -> str:
 async def _ways(core: int) -> AsyncIterator[tuple[Way, Way]]:
     """Straight to a server on `core`, and through a gateway; both are ended with the block."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        async with _server(folder, core) as server, _gateway(folder, server) as gateway:
+        folder, url = Path(name), f"http://127.0.0.1:{free_port()}"
+        options = ("--slots", str(STREAMS), "--context", str(CONTEXT), "--threads", "1")
+        command = (sys.executable, "-m", "gateway.stack.llm_server", "--port", url.rpartition(":")[2], *options)
+        async with (
+            process(command, cores=(core,), log=folder / "llm.log", ready=lambda: is_ok(f"{url}/health")),
+            serving(folder, f"{url}/v1", tasks=CHAT, limits=[{"per": "minute", "requests": 10**9}]) as gateway,
+        ):
             headers = {"authorization": f"Bearer {KEY}"}
-            clients = [HttpClient(url, headers=headers) for url in (f"{server}/v1", f"{gateway}/v1")]
+            clients = [HttpClient(f"{at}/v1", headers=headers) for at in (url, gateway.url)]
             yield Way(client=clients[0], model="m"), Way(client=clients[1], model="general_llm")
             for client in clients:
                 await client.close()
-
-
-@contextlib.asynccontextmanager
-async def _server(folder: Path, core: int) -> AsyncIterator[str]:
-    url = f"http://127.0.0.1:{_free_port()}"
-    options = ("--slots", str(STREAMS), "--context", str(CONTEXT), "--threads", "1")
-    command = (sys.executable, "-m", "gateway.stack.llm_server", "--port", url.rpartition(":")[2], *options)
-    async with _process(folder / "llm.log", ("taskset", "-c", str(core), *command), f"{url}/health"):
-        yield url
-
-
-@contextlib.asynccontextmanager
-async def _gateway(folder: Path, server: str) -> AsyncIterator[str]:
-    port, ops_port = _free_port(), _free_port()
-    document = {
-        "server": {"port": port, "ops_port": ops_port},
-        "backends": {"llm": {"kind": "openai", "base_url": f"{server}/v1"}},
-        "tasks": {"general_llm": {"contract": "chat", "timeout_ms": 120_000, "attempt_timeout_ms": 60_000}},
-        "rules": [{"name": "chat", "split": [{"backend": "llm", "model": "m"}]}],
-        "limits": [{"per": "minute", "requests": 10**9}],
-        "keys": [{"id": "bench", "tenant": "bench", "key_env": "BENCH_KEY"}],
-    }
-    path = folder / "gateway.yaml"
-    path.write_text(yaml.safe_dump(document))
-    command = (sys.executable, "-m", "gateway", "serve", "--config", str(path))
-    async with _process(folder / "gateway.log", command, f"http://127.0.0.1:{ops_port}/healthz/ready"):
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextlib.asynccontextmanager
-async def _process(log: Path, command: Sequence[str], ready_url: str) -> AsyncIterator[None]:
-    """A process that answers 200 at `ready_url`; ended with the block."""
-    environ: Mapping[str, str] = {**os.environ, "BENCH_KEY": KEY}
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=subprocess.STDOUT, env=environ)
-    try:
-        async with asyncio.timeout(START_S), httpx.AsyncClient(trust_env=False) as http:
-            while not await _answers(http, ready_url):
-                if process.returncode is not None:
-                    raise SystemExit(log.read_text()[-4000:])  # noqa: ASYNC240 - a small local file  # noqa: ASYNC240 - the end of the run
-                await asyncio.sleep(0.1)
-        yield
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-async def _answers(http: httpx.AsyncClient, url: str) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return (await http.get(url)).status_code == httpx.codes.OK
-    return False
-
-
-def _free_port() -> int:
-    with bind("127.0.0.1", 0) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from gateway.tuning.load.targets import GrpcTarget
 from gateway.tuning.load.traffic_file import Part
 from gateway.tuning.report import Report
 from tests.kit.servers import ROOT, TARGETS, Server, running
-from tests.kit.serving import free_port, start
+from tests.kit.serving import free_port, serving_at
 
 PRESETS: Final = ROOT / "deploy" / "presets"
 ROUNDS: Final = 3
@@ -146,20 +146,8 @@ async def gateway(folder: Path, document: Mapping[str, Any], at: Mapping[str, st
     path = folder / "gateway.yaml"
     path.write_text(yaml.safe_dump({**document, "telemetry": {"access_log": False}}))
     with mock.patch.dict(os.environ, {**at, "GATEWAY_PORT": str(port), "GATEWAY_OPS_PORT": str(ops_port)}):
-        process, log = await start(path)
-    try:
-        async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(30):
-            while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await http.get(f"http://127.0.0.1:{ops_port}/healthz/ready")).status_code == 200:
-                        break
-                if process.returncode is not None:
-                    raise SystemExit(log.read_text())
-                await asyncio.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
+        async with serving_at(path, port, ops_port) as running:
+            yield running.url
 
 
 def parts(preset: str, url: str) -> list[Part]:
@@ -189,7 +177,7 @@ async def straight(server: Server, seconds: float) -> list[Report]:
         texts = from_numpy("TEXT", np.full((part.traffic.rows, 1), b"a line of the catalogue", object))
         payload = TensorPayload(inputs=(texts,), priority=priority)
         call = BackendCall(request_id="", model="text_embedding", version="", payload=payload)
-        asked.append(GrpcTarget(channel, codec.encode(call, payload, facts)))
+        asked.append(GrpcTarget(channel, b"".join(codec.encode(call, payload, facts))))
     try:
         return await offered(asked, given, seconds)
     finally:

@@ -78,7 +78,8 @@ class Subject:
         """As a replica does it."""
         if slot is None:
             call = BackendCall(request_id="", model="bytes", version="", payload=TensorPayload(inputs=tensors))
-            message = await self.channel.unary(INFER, triton_codec.encode(call, call.payload, None), timeout_s=60)
+            parts = triton_codec.encode(call, call.payload, None)
+            message = await self.channel.unary(INFER, *parts, timeout_s=60)
             assert len(triton_codec.decode(message, ("OUT",)).outputs[0].data) == out
             return
         with slot:

@@ -92,7 +92,15 @@ async def start(path: Path, *options: str, command: str = "serve") -> tuple[asyn
 async def serving(folder: Path, upstream: str, *options: str, **sections: Any) -> AsyncIterator[Serving]:
     """A data plane that is ready; ended with the block."""
     ready_within_s = sections.pop("ready_within_s", READY_WITHIN_S)
-    path, port, ops_port = config(folder, upstream, **sections)
+    async with serving_at(*config(folder, upstream, **sections), *options, ready_within_s=ready_within_s) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def serving_at(
+    path: Path, port: int, ops_port: int, *options: str, ready_within_s: float = READY_WITHIN_S
+) -> AsyncIterator[Serving]:
+    """The same over a configuration that is written already, with these ports."""
     process, log = await start(path, *options)
     running = Serving(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ops_port}", log, path)
     try:
@@ -102,10 +110,7 @@ async def serving(folder: Path, upstream: str, *options: str, **sections: Any) -
                 await asyncio.sleep(0.05)
         yield running
     finally:
-        if process.returncode is None:
-            process.terminate()
-        async with asyncio.timeout(20):
-            await process.wait()
+        await _end(process)
 
 
 @contextlib.asynccontextmanager
@@ -122,10 +127,14 @@ async def control_plane(path: Path) -> AsyncIterator[httpx.AsyncClient]:
                     await asyncio.sleep(0.05)
             yield http
     finally:
-        if process.returncode is None:
-            process.terminate()
-        async with asyncio.timeout(20):
-            await process.wait()
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    async with asyncio.timeout(20):
+        await process.wait()
 
 
 async def _is_ready(http: httpx.AsyncClient, url: str) -> bool:
