@@ -18,7 +18,8 @@ from gateway.core.keys import split_key
 from gateway.stores.redis_key_store import RedisKeyStore
 from gateway.stores.redis_script import connect
 from tests.kit.keys import TASKS, TOKEN, made
-from tests.kit.redis import HOST, free_port
+from tests.kit.redis import HOST
+from tests.kit.serving import free_port
 
 pytest_plugins = ["tests.kit.redis", "tests.kit.key_fixtures"]
 

@@ -11,7 +11,8 @@ from gateway.core.shadows.shadow_reports import Pair, ShadowResult
 from gateway.stores.control.shadows import RedisShadows, RedisShadowSource
 from gateway.stores.redis_script import connect
 from tests.kit.admin_plane import bearing
-from tests.kit.redis import HOST, free_port
+from tests.kit.redis import HOST
+from tests.kit.serving import free_port
 
 pytest_plugins = ["tests.kit.redis"]
 

@@ -24,7 +24,8 @@ from gateway.cli import models
 from gateway.core.rules import RuleSet, parse_rules
 from gateway.core.switches import NO_SWITCHES
 from tests.kit.model_server import ModelServerFake
-from tests.kit.redis import HOST, free_port
+from tests.kit.redis import HOST
+from tests.kit.serving import free_port
 
 TOKEN = "admin-secret"  # noqa: S105 - made up here
 RULES = [{"name": "mine", "split": [{"backend": "triton", "model": "m"}]}]

@@ -13,7 +13,8 @@ from gateway.admin_ports import Applied, WorkerState
 from gateway.core.rules import Rule, check_targets, parse_rules
 from tests.kit.commands import TOKEN, command, served
 from tests.kit.control_stores import Requests, Rules
-from tests.kit.redis import HOST, free_port
+from tests.kit.redis import HOST
+from tests.kit.serving import free_port
 
 RULES = [
     {"name": "canary", "match": {"task": "embed"}, "split": [

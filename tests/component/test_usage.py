@@ -19,7 +19,8 @@ from gateway.admin.plane import Plane
 from gateway.admin_ports import UsageRow
 from gateway.core.errors import RulesUnavailable
 from tests.kit.admin_plane import Asked
-from tests.kit.redis import HOST, free_port
+from tests.kit.redis import HOST
+from tests.kit.serving import free_port
 
 TOKEN = "admin-secret"  # noqa: S105 - made up here
 FIRST, SECOND = date(2026, 3, 1), date(2026, 3, 2)

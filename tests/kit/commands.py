@@ -15,10 +15,10 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from gateway.__main__ import app
-from tests.kit.redis import HOST, free_port
+from tests.kit.redis import HOST
+from tests.kit.serving import free_port
 
 TOKEN = "admin-secret"  # noqa: S105 - made up here
-APPLIED = {"workers": 2, "of": 2, "ms": 40}
 
 
 def command(url: str, *args: str, stdin: str | None = None, env: Mapping[str, str | None] | None = None):

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ import redis
 from redis.asyncio import Redis
 
 from gateway.stores.redis_script import connect
+from tests.kit.serving import free_port
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 10.0
@@ -41,12 +41,6 @@ def binary() -> str:
     if found is None:
         raise RuntimeError(MISSING)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
 
 
 class RedisServer:

@@ -13,7 +13,7 @@ from gateway.stores import redis_deploys, redis_outcomes
 from gateway.stores.redis_deploys import ROLLOUTS, RedisDeployStore
 from gateway.stores.redis_outcomes import RedisOutcomeCounter, RedisOutcomes
 from gateway.stores.redis_script import connect
-from tests.kit.redis import free_port
+from tests.kit.serving import free_port
 from tests.kit.wait import until_async
 
 pytest_plugins = ["tests.kit.redis"]
