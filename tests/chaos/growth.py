@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import linear_regression
 from typing import Final
 
 WARM_UP: Final = 1 / 3
@@ -54,18 +55,9 @@ def growth(process: str, samples: Sequence[Sample]) -> Growth:
         watched_s=times[-1] - times[0],
         mib=_ends(memory),
         descriptors=_ends(descriptors),
-        mib_per_hour=3600 * slope(times, memory),
-        descriptors_per_hour=3600 * slope(times, descriptors),
+        mib_per_hour=3600 * linear_regression(times, memory).slope,
+        descriptors_per_hour=3600 * linear_regression(times, descriptors).slope,
     )
-
-
-def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Of the line of least squares, per second."""
-    middle, mean = sum(times) / len(times), sum(values) / len(values)
-    spread = sum((at - middle) ** 2 for at in times)
-    if not spread:
-        return 0.0
-    return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
