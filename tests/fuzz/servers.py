@@ -1,7 +1,6 @@
 """Both HTTP servers and the WebSocket, on bytes that no client library would send; in memory, without a socket."""
 
 import asyncio
-import itertools
 import logging
 import random
 import re
@@ -152,7 +151,7 @@ HANDSHAKE = (
 
 
 @st.composite
-def _ws_frames(draw: st.DrawFn) -> list[bytes]:
+def _ws_frames(draw: st.DrawFn) -> bytes:
     """A handshake, and frames of any kind: fragments, controls, wrong masks, lengths that lie."""
     text = draw(st.just(HANDSHAKE) | mutated([HANDSHAKE], PIECES, most=2))
     for _ in range(draw(st.integers(0, 6))):
@@ -170,8 +169,7 @@ def _ws_frames(draw: st.DrawFn) -> list[bytes]:
         else:
             head = bytes((first, mask | 127)) + size.to_bytes(8, "big")
         text += head + (b"\0\0\0\0" if mask else b"") + payload
-    at = sorted({0, len(text), *draw(st.lists(st.integers(0, len(text)), max_size=6))})
-    return [text[begin:end] for begin, end in itertools.pairwise(at)]
+    return text
 
 
 def _websocket(reads: list[bytes]) -> None:
@@ -183,11 +181,9 @@ def _websocket(reads: list[bytes]) -> None:
 
 
 @st.composite
-def _local_streams(draw: st.DrawFn) -> list[bytes]:
+def _local_streams(draw: st.DrawFn) -> bytes:
     chance = random.Random(draw(st.integers(0, 2**32)))  # noqa: S311 - the kit's own mutations, by a number
-    text = local_http.mutated(chance, chance.choice(local_http.SEEDS)) if draw(st.booleans()) else draw(STREAMS)
-    at = sorted({0, len(text), *draw(st.lists(st.integers(0, len(text)), max_size=6))})
-    return [text[begin:end] for begin, end in itertools.pairwise(at)]
+    return local_http.mutated(chance, chance.choice(local_http.SEEDS)) if draw(st.booleans()) else draw(STREAMS)
 
 
 def _local_requests(reads: list[bytes]) -> None:
@@ -207,13 +203,13 @@ TARGETS = (
     Target(
         name="websocket",
         about="handshakes and frames: no failure of its own, answers bounded",
-        inputs=_ws_frames(),
+        inputs=cut(_ws_frames()),
         check=_websocket,
     ),
     Target(
         name="local-http-server",
         about="the same requests and answers however a stream is cut",
-        inputs=_local_streams(),
+        inputs=cut(_local_streams()),
         check=_local_requests,
     ),
 )
