@@ -71,21 +71,16 @@ def _sections(path: str, field: Schema, schema: Schema) -> Iterator[tuple[str, S
 def _objects(path: str, field: Schema, schema: Schema) -> Iterator[tuple[Schema, str]]:
     for one in field.get("anyOf", [field]):
         if "$ref" in one:
-            yield _at(one, schema), path
+            yield _resolved(one, schema), path
         elif "items" in one:
             yield from _objects(f"{path}[]", one["items"], schema)
         elif isinstance(one.get("additionalProperties"), dict):
             values = one["additionalProperties"]
             for option in values.get("oneOf", [values]):
                 if "$ref" in option:
-                    found = _at(option, schema)
+                    found = _resolved(option, schema)
                     kind = found["properties"].get("kind", {}).get("const")
                     yield found, f"{path}.NAME" + (f" (kind: {kind})" if kind else "")
-
-
-def _at(one: Schema, schema: Schema) -> Schema:
-    found: Schema = schema["$defs"][one["$ref"].rpartition("/")[2]]
-    return found
 
 
 def _table(section: Schema, schema: Schema) -> list[str]:
@@ -108,7 +103,7 @@ def _type(field: Schema, schema: Schema) -> str:
     if "anyOf" in field:
         return " or ".join(_type(one, schema) for one in field["anyOf"] if one.get("type") != "null")
     if "$ref" in field:
-        return "a section" if "properties" in _at(field, schema) else _type(_at(field, schema), schema)
+        return "a section" if "properties" in _resolved(field, schema) else _type(_resolved(field, schema), schema)
     if choices := field.get("enum", [field["const"]] if "const" in field else []):
         return ", ".join(f"`{one}`" for one in choices)
     if field.get("type") == "array":
@@ -206,8 +201,8 @@ def _kind(field: Schema, document: Schema) -> str:
     """The type of a field, objects by the name of their table."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
-        found = document["components"]["schemas"][name]
-        return f"{name}" if found.get("properties") else _kind(found, document)
+        found = _resolved(field, document)
+        return name if found.get("properties") else _kind(found, document)
     if options := field.get("anyOf", field.get("oneOf")):
         return " or ".join(dict.fromkeys(_kind(one, document) for one in options))
     if choices := field.get("enum", [field["const"]] if "const" in field else []):
@@ -302,6 +297,7 @@ def _fields(schema: Schema, document: Schema) -> list[str]:
 
 
 def _resolved(one: Schema, document: Schema) -> Schema:
+    """What it refers to, in the same document; itself where it refers to nothing."""
     while "$ref" in one:
         found: Any = document
         for part in one["$ref"].removeprefix("#/").split("/"):
