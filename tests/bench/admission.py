@@ -22,9 +22,7 @@ from redis.asyncio import Redis
 from rich.console import Console
 from rich.table import Table
 
-from gateway.core import rate_limit
 from gateway.core.admissions import Wanted
-from gateway.core.types import Caller, Limit
 from gateway.ports import Admission
 from gateway.stores.memory_admissions import MemoryAdmissions
 from gateway.stores.redis_admissions import RedisAdmissions
@@ -32,20 +30,13 @@ from gateway.stores.redis_script import connect
 from tests.kit.redis import RedisServer
 from tests.kit.replica_order import order_run
 from tests.kit.replica_runs import limits_run
+from tests.kit.wanted import FOUR, ONE, wanted
 
 ROUNDS: Final = 5
-MANY: Final = 10**9
 RATE: Final = 1000  # requests per second of the steady run
 IN_FLIGHT: Final = (1, 32)
 PATIENT_S: Final = 5.0  # a busy machine shall show in the figures, not make the worker decide alone
 PREFIX: Final = "bench:"
-ONE: Final = (Limit(kind="requests", amount=MANY, per="minute", burst=MANY),)
-FOUR: Final = (
-    *ONE,
-    Limit(kind="tokens", amount=MANY, per="minute", burst=MANY),
-    Limit(kind="usd", amount=MANY * 1000, per="month", burst=0),
-    Limit(kind="concurrent", amount=MANY, per="", burst=0),
-)
 CASES: Final = (("1 limit", ONE, False), ("4 limits of all kinds", FOUR, False), ("1 limit, ordering key", ONE, True))
 
 Admit = Callable[[Wanted], Awaitable[Admission]]
@@ -100,13 +91,6 @@ async def costs(url: str, count: int) -> Table:
     await admissions.close()
     await client.aclose()
     return table
-
-
-def wanted(limits: tuple[Limit, ...], ordering_key: str) -> Wanted:
-    """What the walk asks for a request of a caller with these limits."""
-    counted = rate_limit.counters(Caller(key_id="k", tenant="t", limits=limits), "task", "model", "interactive")
-    takes = rate_limit.takes(counted, tokens=500, nano_usd=1000)
-    return Wanted(tenant="t", takes=takes, ordering_key=ordering_key, queue_bound=1000)
 
 
 async def closed(client: Redis, admit: Admit, asked: list[Wanted], count: int) -> Cost:

@@ -27,10 +27,9 @@ from typing import Any, Final
 import uvloop
 import yaml
 
-from gateway.core import rate_limit, routing
-from gateway.core.admissions import Wanted
+from gateway.core import routing
 from gateway.core.rules import RuleSet, parse_rules
-from gateway.core.types import Caller, InferenceRequest, Limit
+from gateway.core.types import Caller, InferenceRequest
 from gateway.http.server import bind
 from gateway.settings import load_settings
 from gateway.stores.memory_admissions import MemoryAdmissions
@@ -46,13 +45,13 @@ from tests.kit.cost_meter import Cost, Meter, cost_of
 from tests.kit.plans import plan_of
 from tests.kit.redis import RedisServer
 from tests.kit.upstream import DONE, HOST, completion, delta, event, json_reply, sse_head, usage_chunk
+from tests.kit.wanted import FOUR, MANY, wanted
 
 COUNTED: Final = 30  # requests of each path
 WARM_UP: Final = 5  # before them, and as many before the count begins
 QUIET_S: Final = 0.005  # a worker that has run nothing for so long has ended a request
 PATIENCE_S: Final = 60.0
 KEY: Final = "counted"
-MANY: Final = 10**9
 RULES: Final = 200
 CHAT: Final = ("/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "hello"}]})
 TENSOR: Final = {"name": "X", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}
@@ -332,21 +331,13 @@ def unlogged(path: Path) -> Iterator[Path]:
 
 async def of_admission(redis_url: str) -> Cost:
     """Limits of all kinds and a ticket of an order, taken and given back in Redis."""
-    limits = (
-        Limit(kind="requests", amount=MANY, per="minute", burst=MANY),
-        Limit(kind="tokens", amount=MANY, per="minute", burst=MANY),
-        Limit(kind="usd", amount=MANY * 1000, per="month", burst=0),
-        Limit(kind="concurrent", amount=MANY, per="", burst=0),
-    )
-    counted = rate_limit.counters(Caller(key_id="k", tenant="t", limits=limits), "task", "model", "interactive")
-    takes = rate_limit.takes(counted, tokens=500, nano_usd=1000)
-    wanted = Wanted(tenant="t", takes=takes, ordering_key="order", queue_bound=1000)
+    asked = wanted(FOUR, "order")
     client = connect(redis_url)
     admissions = RedisAdmissions(client, "cost:", MemoryAdmissions(wall_us), timeout_s=PATIENCE_S)
     meter, readings = Meter(__file__), []
     meter.begin()
     for _ in range(WARM_UP + COUNTED + 1):
-        admission = await admissions.admit(wanted)
+        admission = await admissions.admit(asked)
         admission.settle(tokens=400, nano_usd=900)  # which goes to Redis with the next one
         readings.append(meter.reading())
     sys.settrace(None)

@@ -22,10 +22,11 @@ from gateway.core.switches import Scope, Switch
 from gateway.stores.control.rule_store import RedisRuleStore
 from gateway.stores.redis_script import connect
 from tests.kit.cost_meter import Cost
-from tests.kit.cost_paths import KEY, MANY, PATIENCE_S, WARM_UP, Client, Driver, of_worker
+from tests.kit.cost_paths import KEY, PATIENCE_S, WARM_UP, Client, Driver, of_worker
 from tests.kit.redis import RedisServer
 from tests.kit.serving import free_port
 from tests.kit.upstream import HOST, delta, event, sse_head
+from tests.kit.wanted import MANY
 
 LIMITED_KEY: Final = "limited"
 LARGEST: Final = 4096

@@ -21,6 +21,7 @@ from tests.bench import routing as routes
 from tests.bench.suite.bench import Bench, Figures, Measure, Row
 from tests.bench.suite.goals import OURS, Goal
 from tests.kit.redis import RedisServer
+from tests.kit.wanted import FOUR, wanted
 
 ADMISSIONS, FEW_ADMISSIONS = 20_000, 5_000
 MANY = 32
@@ -50,7 +51,7 @@ async def admitted(bench: Bench) -> None:
         store.start()
 
         def of(in_flight: int) -> Measure:
-            asked = [admissions.wanted(admissions.FOUR, f"key-{lane}") for lane in range(in_flight)]
+            asked = [wanted(FOUR, f"key-{lane}") for lane in range(in_flight)]
 
             async def run() -> Figures:
                 cost = await admissions.closed(client, store.admit, asked, count)
