@@ -31,12 +31,13 @@ GATEWAY_BODY_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A running server. `http` and `grpc` are HOST:PORT, `log` is what it has written so far; `key` opens its HTTP."""
+    """A running server. `http`, `grpc`, `metrics` are HOST:PORT, `log` is what it wrote; `key` opens its HTTP."""
 
     name: str
     repository: Path
     http: str
     grpc: str
+    metrics: str
     log_file: Path
     key: str = ""
 
@@ -73,6 +74,7 @@ def running(name: str, folder: Path, *options: str) -> Iterator[Server]:
         repository=repository,
         http=f"{ports.HOST}:{free.triton_http}",
         grpc=f"{ports.HOST}:{free.triton_grpc}",
+        metrics=f"{ports.HOST}:{free.triton_metrics if name == 'triton' else free.triton_http}",
         log_file=folder / "server.log",
     )
     with server.log_file.open("wb") as log:

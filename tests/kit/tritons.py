@@ -27,6 +27,7 @@ class Triton:
             repository=self.repository,
             http=f"{ports.HOST}:{self._ports.triton_http}",
             grpc=f"{ports.HOST}:{self._ports.triton_grpc}",
+            metrics=f"{ports.HOST}:{self._ports.triton_metrics}",
             log_file=folder / "server.log",
         )
 

@@ -63,6 +63,7 @@ dynamic_batching { %s }
 BATCHED = ("n_batched", 8, "max_queue_delay_microseconds: 50000")
 NARROW = ("n_narrow", 1, "default_queue_policy { max_queue_size: 2 }")
 SLOW = ("n_slow", 1, "")
+PENDING = "nv_inference_pending_request_count{"
 # Triton hands on an answer of the wrong shape, which the gateway refuses; the local runtime refuses it itself.
 BROKEN = {"triton": (502, "the backend's answer is broken"), "local": (500, "model 'n_batched' returned ")}
 
@@ -178,9 +179,27 @@ async def test_an_empty_tensor_and_a_full_one_meet(http: httpx.AsyncClient):
     assert told(full)["SUM"] == [3.0]
 
 
-async def test_a_full_queue_is_told_at_once_and_the_others_are_served(http: httpx.AsyncClient):
+async def waiting(metrics: httpx.AsyncClient, model: str) -> int:
+    """How many requests wait for the model, as the gauge of its server has it."""
+    page = (await metrics.get("/metrics")).text
+    [line] = [each for each in page.splitlines() if each.startswith(PENDING) and f'model="{model}"' in each]
+    return round(float(line.rpartition(" ")[2]))
+
+
+async def test_a_full_queue_is_told_at_once_and_the_others_are_served(http: httpx.AsyncClient, gateway: Server):
     """DB-08: two wait, one is under way, if it was taken before the others came, and another is taken ahead."""
-    replies = await asyncio.gather(*(ask(http, [[444.0, float(i)]], model="n_narrow") for i in range(10)))
+    asked = [asyncio.ensure_future(ask(http, [[444.0, float(i)]], model="n_narrow")) for i in range(10)]
+    ended: list[asyncio.Future[httpx.Response]] = []
+    for call in asked:
+        call.add_done_callback(ended.append)
+    gauge = []
+    async with httpx.AsyncClient(base_url=f"http://{gateway.metrics}", trust_env=False) as metrics:
+        while len(ended) < len(asked):
+            gauge.append(await waiting(metrics, "n_narrow"))
+        assert await waiting(metrics, "n_narrow") == 0
+    assert 1 <= max(gauge) <= 2
+    assert ended[-1].result().status_code == 200  # who is refused is told while others still wait
+    replies = [call.result() for call in asked]
     refused = [reply for reply in replies if reply.status_code != 200]
     assert 6 <= len(refused) <= 8
     for reply in refused:
