@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 from redis.asyncio import Redis
 
+from gateway.stores.stored_rules import worker_key, workers_key
 from tests.kit.http_requests import Requests
 from tests.kit.serving import KEY, Serving, children, serving
 from tests.kit.upstream import completion
@@ -308,6 +310,24 @@ async def all_workers(client: Redis, prefix: str, count: int) -> None:
         return int(await client.scard(f"{prefix}{{rules}}:workers")) >= count
 
     await until_async(are_there, timeout_s=60)
+
+
+async def all_know_all(client: Redis, prefix: str, count: int) -> None:
+    """Wait until each of so many workers counts them all, which is what it shares its limits out by without Redis.
+
+    A worker counts at each report whom it has found at the one before, and by the third the second is counted.
+    """
+    await all_workers(client, prefix, count)
+    left_ms: dict[bytes, int] = {}
+    reports = Counter[bytes]()
+
+    async def have_reported() -> bool:
+        for name in await client.smembers(workers_key(prefix)):
+            before_ms, left_ms[name] = left_ms.get(name, 0), await client.pttl(worker_key(prefix, name.decode()))
+            reports[name] += left_ms[name] > before_ms > 0  # a report lives anew
+        return sum(seen >= 3 for seen in reports.values()) >= count
+
+    await until_async(have_reported, timeout_s=60)
 
 
 # --- the books in Redis ----------------------------------------------------------------------------------
