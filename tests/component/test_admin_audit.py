@@ -333,7 +333,7 @@ async def test_an_export_that_cannot_be_is_an_error(redis_client, redis_prefix):
 
 async def test_no_secret_is_in_the_log_the_audit_log_an_error_or_a_repr(
     app, log, redis_client, redis_prefix, caplog, capfd
-):
+):  # SC-01
     caplog.set_level(logging.DEBUG)
     planted = [*SECRETS.values()]
     answers = []

@@ -5,10 +5,11 @@ Each has a key, and so counters, of its own; all share the processes, which each
 
 import asyncio
 import contextlib
+import json
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
@@ -19,12 +20,14 @@ from redis.asyncio import Redis
 from gateway.core.keys import ID_BYTES, SALT_BYTES, SECRET_BYTES, ApiKey, new_id, new_secret
 from gateway.stores.redis_key_store import RedisKeyStore
 from gateway.stores.redis_script import connect
+from tests.kit.otlp import Receiver, receiving
 from tests.kit.redis import RedisServer
 from tests.kit.redis_switch import RedisSwitch
 from tests.kit.replica_runs import MAX_TOKENS, NANO_PER_TOKEN, at_rest, keys, prices, prompt, redis_us, reserved
 from tests.kit.replicas import Replica, Rounds, Workshop, all_know_all, all_workers, replicas
+from tests.kit.serving import control_plane
 from tests.kit.upstream import Upstream, error_reply
-from tests.kit.wait import until_async
+from tests.kit.wait import until, until_async
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 
@@ -64,6 +67,7 @@ class Three:
     switches: list[RedisSwitch]
     workshop: Workshop
     cooling: Upstream
+    receiver: Receiver
     client: Redis
 
     async def ask(
@@ -112,6 +116,7 @@ async def three(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Three
         client = await stack.enter_async_context(connect(server.url))
         wait = error_reply(429, {"message": "later"}, {"retry-after": str(COOLS_S)})
         cooling = await stack.enter_async_context(Upstream(wait))
+        receiver = stack.enter_context(receiving())
         workshop = await stack.enter_async_context(Workshop(rounds))
         switches = [await stack.enter_async_context(RedisSwitch(server.port)) for _ in range(3)]
         tasks = ("general_llm", "strict", "frail", "cooling")
@@ -119,6 +124,7 @@ async def three(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Three
         sections: dict[str, Any] = {
             "keys": keys(LIMITS),
             "prices": prices(folder),
+            "telemetry": {"traces": {"endpoint": receiver.url, "sample_ratio": 0}},  # of callers who ask for it alone
             "rounds": rounds,
             "tasks": {task: {"contract": "chat"} for task in tasks},
             "backends": {
@@ -142,7 +148,15 @@ async def three(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Three
             await stack.enter_async_context(httpx.AsyncClient(base_url=one.serving.url, timeout=30, trust_env=False))
             for one in running
         ]
-        yield Three(running=running, doors=doors, switches=switches, workshop=workshop, cooling=cooling, client=client)
+        yield Three(
+            running=running,
+            doors=doors,
+            switches=switches,
+            workshop=workshop,
+            cooling=cooling,
+            receiver=receiver,
+            client=client,
+        )
 
 
 # --- RL-01: bursts ------------------------------------------------------------------------------------------
@@ -370,7 +384,7 @@ async def _stored(store: RedisKeyStore, **fields: Any) -> tuple[ApiKey, str]:
 
 
 async def test_all_doors_refuse_every_bad_key_alike(three: Three):
-    """SC-01: and none of them says the secret, nor do logs and metrics."""
+    """SC-01: and none of them says the secret, nor do logs, metrics and traces."""
     store = RedisKeyStore(three.client, PREFIX)
     _, good = await _stored(store)
     _, expired = await _stored(store, expires_s=2)
@@ -383,12 +397,14 @@ async def test_all_doors_refuse_every_bad_key_alike(three: Three):
     shown += [{"authorization": good}, {"authorization": f"Basic {good}"}, {}]
     shown += [{"authorization": f"Bearer {good}", "x-api-key": unknown}]
     body = {"model": "general_llm", "messages": [{"role": "user", "content": "never"}]}
+    trace_id = secrets.token_hex(16)
+    traced = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
     answers, told = [], set()
     for door in three.doors:
-        assert (await door.post(CHAT, json=body, headers={"x-api-key": good})).status_code == 200
-        refusals = [await door.post(CHAT, json=body, headers=each) for each in shown]
-        refusals.append(await door.post(CHAT, json=body, params={"api_key": good, "key": good}))
-        twice = [("authorization", f"Bearer {good}")] * 2
+        assert (await door.post(CHAT, json=body, headers={"x-api-key": good, **traced})).status_code == 200
+        refusals = [await door.post(CHAT, json=body, headers={**each, **traced}) for each in shown]
+        refusals.append(await door.post(CHAT, json=body, params={"api_key": good, "key": good}, headers=traced))
+        twice = [*traced.items(), *[("authorization", f"Bearer {good}")] * 2]
         refusals.append(await door.post(CHAT, json=body, headers=twice))
         told |= {(each.status_code, each.text, each.headers.get("www-authenticate")) for each in refusals}
         answers += refusals
@@ -397,22 +413,39 @@ async def test_all_doors_refuse_every_bad_key_alike(three: Three):
     written = [f"{each.text} {each.headers}" for each in answers]
     written += [await _metrics(one) for one in three.running]
     written += [one.serving.log.read_text() for one in three.running]
+
+    def are_traced() -> bool:
+        spans = [one for one in three.receiver.spans if (one.trace_id, one.kind) == (trace_id, "SERVER")]
+        return len(spans) == len(answers) + len(three.doors)
+
+    await until(are_traced, timeout_s=30)
+    written += [body.decode("latin-1") for body in three.receiver.bodies]
     for secret in (good, *bad):
         assert not any(secret[-43:] in text for text in written)
 
 
 async def test_a_key_that_is_disabled_is_refused_by_all_within_a_second(three: Three):
-    """SC-01: and is good again as soon as it is enabled."""
-    store = RedisKeyStore(three.client, PREFIX)
-    key, text = await _stored(store)
-    assert [code(await three.ask(door, key=text)) for door in range(3)] == ["200"] * 3
-    for is_disabled, status in ((True, 401), (False, 200)):
-        await store.change(key.id, lambda now, to=is_disabled: replace(now, is_disabled=to))
+    """SC-01: and is good again as soon as it is enabled. The audit log has both, and no key; nor has a wrong door's."""
+    config = three.running[0].serving.config
+    async with control_plane(config) as admin:
+        made = (await admin.post("/keys", json={"tenant": "shop", "name": "case"})).json()
+        text = made["key"]
+        assert [code(await three.ask(door, key=text)) for door in range(3)] == ["200"] * 3
+        for is_disabled, status in ((True, 401), (False, 200)):
+            changed = await admin.patch(f"/keys/{made['id']}", json={"disabled": is_disabled})
+            assert changed.status_code == 200
 
-        async def has_become(door: int, status: int = status) -> bool:
-            return (await three.ask(door, key=text)).status_code == status
+            async def has_become(door: int, status: int = status) -> bool:
+                return (await three.ask(door, key=text)).status_code == status
 
-        async with asyncio.TaskGroup() as doors:
-            for door in range(3):
-                waits = until_async(lambda door=door, check=has_become: check(door), timeout_s=1.0)
-                doors.create_task(waits)
+            async with asyncio.TaskGroup() as doors:
+                for door in range(3):
+                    waits = until_async(lambda door=door, check=has_become: check(door), timeout_s=1.0)
+                    doors.create_task(waits)
+        at_the_wrong_door = await admin.get("/rules", headers={"authorization": f"Bearer {text}"})
+        assert at_the_wrong_door.status_code == 401
+        audited = (await admin.get("/audit/export")).text
+    actions = [json.loads(line)["action"] for line in audited.splitlines()]
+    assert actions == ["key.create", "key.change", "key.change", "session.refused"]
+    written = (audited, changed.text, at_the_wrong_door.text, config.with_suffix(".admin.log").read_text())
+    assert not any(text[-43:] in each for each in written)
