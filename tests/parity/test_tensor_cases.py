@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import numpy as np
 import orjson
 import pytest
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from tests.kit.servers import TARGETS, Server, gateway_to
 
@@ -30,6 +32,8 @@ NAMES = (
     *("..%2fc_same", "c_same%2f1", "c_same%2f..%2fc_same"),  # which exist, looked at from elsewhere
     *("%2e%2e/x", "/abs", "a/../../b", "../../../etc/passwd"),
 )
+TEXT = 2000  # as much of an error as is compared: the local runtime leaves out the middle of those over 4 KiB
+FILES = ("../../x", "..", "/etc/x", "1/../../x", "1/a\u0000b", "")
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -221,10 +225,8 @@ def test_floats_that_are_no_numbers(http: httpx.Client, datatype: str):
     assert http.post(INFER, content=content, headers=headers).content.endswith(raw)
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:24])
-def test_names_that_lead_elsewhere_lead_nowhere(http: httpx.Client, server: Server, name: str):
-    """SC-05: the same words, whether there is something or not; nothing is written outside."""
-    before = sorted(server.repository.parent.rglob("*"))
+def asked_about(http: httpx.Client, name: str) -> Iterator[tuple[str, httpx.Response]]:
+    """The answer of each path that names a model; `name` goes out as it stands."""
     for method, path in (
         *(("GET", path) for path in ("", "/config", "/stats", "/versions/1", "/versions/..%2f1")),
         *(("POST", path) for path in ("/infer", "/generate", "/versions/1/infer")),
@@ -235,8 +237,15 @@ def test_names_that_lead_elsewhere_lead_nowhere(http: httpx.Client, server: Serv
         )
         as_it_stands = {"target": full.encode()}  # a URL would have its dots taken out by the client
         json_body = {"inputs": []} if method == "POST" else None
-        reply = http.request(method, "/", json=json_body, extensions=as_it_stands)
-        assert reply.status_code == 404, (full[:60], reply.content)
+        yield path, http.request(method, "/", json=json_body, extensions=as_it_stands)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:24])
+def test_names_that_lead_elsewhere_lead_nowhere(http: httpx.Client, server: Server, name: str):
+    """SC-05: the same words, whether there is something or not; nothing is written outside."""
+    before = sorted(server.repository.parent.rglob("*"))
+    for path, reply in asked_about(http, name):
+        assert reply.status_code == 404, (path, reply.content)
         told = reply.json()["error"]
         assert told.startswith(UNKNOWN)
         assert not any(word in told for word in ("No such file", "directory", str(server.repository)))
@@ -244,7 +253,56 @@ def test_names_that_lead_elsewhere_lead_nowhere(http: httpx.Client, server: Serv
     works(http)
 
 
-@pytest.mark.parametrize("file", ["../../x", "..", "/etc/x", "1/../../x", "1/a\u0000b", ""])
+@pytest.fixture(scope="module")
+def own(serving: Callable[[str], Server]) -> Server:
+    """The local runtime itself, with no gateway before it. Beside its repository lies a model that is not in it."""
+    local = serving("local")
+    local.add_model("../c_beside", config=f'name: "c_beside" backend: "python" {X_TO_Y}', model=IDENTITY[1])
+    return local
+
+
+@pytest.mark.parametrize("name", [*NAMES, "..%2fc_beside", "..%2fc_absent"], ids=lambda name: name[:24])
+def test_the_local_runtimes_own_ports_lead_nowhere(own: Server, name: str):
+    """SC-05: Triton's words about what is not there, whether there is something or not, by HTTP and by gRPC.
+
+    To unload what is not there is no fault of Triton's.
+    """
+    plain = unquote(name)
+    unknown = f"Request for unknown model: '{plain}' is not found"[:TEXT]
+    not_loaded = f"failed to load '{plain}', failed to poll from model repository"[:TEXT]
+    before = sorted(own.repository.parent.rglob("*"))
+    with httpx.Client(base_url=f"http://{own.http}", trust_env=False, timeout=60) as http:
+        for path, reply in asked_about(http, name):
+            told = (reply.status_code, reply.json()["error"][:TEXT] if reply.content else "")
+            usual = {"load": (500, not_loaded), "unload": (200, "")}.get(path, (404, unknown))
+            assert told in (usual, (404, "Not Found")), path
+    with tritonclient.grpc.InferenceServerClient(own.grpc) as asked:
+        asked.unload_model(plain)
+        for call, words in ((asked.load_model, not_loaded), (asked.get_model_config, unknown)):
+            with pytest.raises(InferenceServerException) as refused:
+                call(plain)
+            assert refused.value.message()[:TEXT] == words
+        assert not any(model.name == "c_beside" for model in asked.get_model_repository_index().models)
+    assert sorted(own.repository.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_of_a_load_by_the_local_runtimes_own_ports(own: Server, file: str):
+    """SC-05."""
+    before = sorted(own.repository.parent.rglob("*"))
+    config, words = json.dumps({"name": "c_new", "backend": "python"}), "failed to load 'c_new', unsafe file path "
+    parameters = {"config": config, f"file:{file}": "eA=="}
+    reply = httpx.post(f"http://{own.http}/v2/repository/models/c_new/load", json={"parameters": parameters})
+    assert (reply.status_code, reply.json()["error"].startswith(words)) == (400, True), reply.content
+    with tritonclient.grpc.InferenceServerClient(own.grpc) as asked:
+        with pytest.raises(InferenceServerException) as refused:
+            asked.load_model("c_new", config=config, files={f"file:{file}": b"x"})
+        assert refused.value.message().startswith(words)
+    assert sorted(own.repository.parent.rglob("*")) == before
+    assert not Path("/etc/x").exists()
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_files_of_a_load_stay_in_the_models_folder(http: httpx.Client, server: Server, file: str):
     """SC-05."""
     before = sorted(server.repository.parent.rglob("*"))
