@@ -70,6 +70,8 @@ def send(http: httpx.Client, requests: list[dict]) -> list[dict]:
 
 def main() -> None:
     """Read, skip what is done, embed, and save after each batch."""
+    if len(sys.argv) != 3:
+        sys.exit("give a file of texts, one in each line, and one for the vectors: run.py texts.txt vectors.npy")
     texts = [line for line in Path(sys.argv[1]).read_text().splitlines() if line.strip()]
     target, size = Path(sys.argv[2]), TEXTS_A_REQUEST * REQUESTS_A_BATCH
     done = np.load(target) if target.exists() else np.empty((0, 384), np.float32)
