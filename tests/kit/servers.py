@@ -68,7 +68,9 @@ def running(name: str, folder: Path, *options: str) -> Iterator[Server]:
     repository.mkdir(parents=True)
     free = ports.free_ports()
     run_id = f"parity{os.getpid()}{free.triton_http}"
-    command, environ = _triton(repository, folder, free, run_id) if name == "triton" else _local(repository, free)
+    command, environ = (
+        triton_command(repository, folder, free, run_id) if name == "triton" else _local(repository, free)
+    )
     server = Server(
         name=name,
         repository=repository,
@@ -80,10 +82,10 @@ def running(name: str, folder: Path, *options: str) -> Iterator[Server]:
     with server.log_file.open("wb") as log:
         process = subprocess.Popen((*command, *options), stdout=log, stderr=subprocess.STDOUT, env=environ, cwd=ROOT)
     try:
-        _wait_ready(server, process)
+        wait_ready(server, process)
         yield server
     finally:
-        status = _stop(process)
+        status = stop(process)
         leftovers.remove_shared_memory(run_id)
     assert status == 0, f"{name} ended with status {status}:\n{server.log[-4000:]}"
 
@@ -112,14 +114,17 @@ def gateway_to(server: Server, folder: Path) -> Iterator[Server]:
             cwd=ROOT,
         )
     try:
-        _wait_ready(before, process)
+        wait_ready(before, process)
         yield before
     finally:
-        status = _stop(process)
+        status = stop(process)
     assert status == 0, f"the gateway ended with status {status}:\n{before.log[-4000:]}"
 
 
-def _triton(repository: Path, folder: Path, free: ports.Ports, run_id: str) -> tuple[tuple[str, ...], dict[str, str]]:
+def triton_command(
+    repository: Path, folder: Path, free: ports.Ports, run_id: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The words of its command line, and its environment."""
     found = None if triton.unsupported() else triton.locate(ROOT / ".venv-triton")
     assert found is not None, f"no real Triton here (run `make setup`): {triton.unsupported() or 'not installed'}"
     assert not triton.fault(found), triton.fault(found)
@@ -137,7 +142,8 @@ def _local(repository: Path, free: ports.Ports) -> tuple[tuple[str, ...], dict[s
     return command, dict(os.environ)
 
 
-def _wait_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
+def wait_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
+    """Return when it says that it is ready. Raises `AssertionError` with its log where it does not."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
@@ -147,7 +153,8 @@ def _wait_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"{server.name} did not start:\n{server.log[-4000:]}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> int:
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """SIGTERM, and SIGKILL `STOP_S` later; its exit status."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.wait(STOP_S)

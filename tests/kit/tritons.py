@@ -33,7 +33,7 @@ class Triton:
 
     def launch(self) -> None:
         """Start it and return at once."""
-        command, environ = servers._triton(self.repository, self._folder, self._ports, self._run_id)
+        command, environ = servers.triton_command(self.repository, self._folder, self._ports, self._run_id)
         environ[leftovers.MARK] = self._run_id
         with self.server.log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -43,7 +43,7 @@ class Triton:
     def wait_ready(self) -> None:
         """Return when its models are loaded."""
         assert self._process is not None
-        servers._wait_ready(self.server, self._process)
+        servers.wait_ready(self.server, self._process)
 
     def kill(self) -> None:
         """kill -9 of the server and its models' processes."""
@@ -55,7 +55,7 @@ class Triton:
     def stop(self) -> None:
         """Tell it to end, as an operator would, and wait until it has."""
         assert self._process is not None
-        servers._stop(self._process)
+        servers.stop(self._process)
         leftovers.end(Leftovers(run_id=self._run_id, processes={}), grace_s=0)
 
     def hang(self) -> None:
