@@ -7,10 +7,11 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 
 from gateway.backends.scripted import Pause, ScriptedBackend
 from gateway.core.types import Delta
-from gateway.http import connection
+from gateway.http import connection, server
 from gateway.http.asgi import Asgi
 from tests.kit.app import KEY, embedding, running
 from tests.kit.served import served
@@ -426,3 +427,33 @@ async def test_a_socket_behind_an_answer_that_is_not_taken_yet_has_to_wait_too()
     one.data_received(LIVE + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n")
     assert said[:2] == ["made", "paused"]
     assert one._write_timer.cancelled()  # or it would cut the socket off, whatever its peer takes
+
+
+def test_of_many_connections_at_once_none_waits_for_a_turn_of_its_own(monkeypatch):
+    made, callers = [], [socket.socket() for _ in range(3 * server.MOST_AT_ONCE)]
+
+    class Counted(connection.Connection):
+        def connection_made(self, transport):
+            made.append(self)
+            super().connection_made(transport)
+
+    async def turns() -> int:
+        stop, count = asyncio.Event(), 0
+        with server.bind("127.0.0.1", 0) as listener:
+            serving = asyncio.create_task(server.serve_app(Asgi(None), [listener], stop, drain_s=1))
+            await asyncio.sleep(0.05)
+            for caller in callers:
+                caller.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    caller.connect(listener.getsockname())
+            while len(made) < len(callers) and count < len(callers):
+                count += 1
+                await asyncio.sleep(0)
+            stop.set()
+            await serving
+        return count
+
+    monkeypatch.setattr(server, "Connection", Counted)
+    assert uvloop.run(turns()) < 20  # by itself it accepts one in each
+    for caller in callers:
+        caller.close()
