@@ -1,10 +1,8 @@
 """The HTTP server of every process of ours, stopped by an event."""
 
 import asyncio
-import contextlib
 import os
 import socket
-from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
 
@@ -12,9 +10,9 @@ from gateway.http.application import Application
 from gateway.http.connection import Connection, State
 from gateway.http.websocket import websockets
 from gateway.settings import ConfigError
+from local_runtime.protocol.accepting import Accepted
 
 BACKLOG: Final = 2048
-MOST_AT_ONCE: Final = 64  # further connections accepted in one turn of the loop; other workers wait for some, too
 GRACE_S: Final = 0.05  # after a stop: for requests that were on their way when whoever sends them heard of it
 CLOSING_TURNS: Final = 10  # of the event loop, in which what is idle is closed
 LOOK_S: Final = 0.05  # between looks whether all is done
@@ -56,37 +54,6 @@ async def serve_app(
             listener.close()
         await _finish(state, within_s=max(1.0, drain_s))
         telling.cancel()
-
-
-class Accepted:
-    """What a listener's connections are made by: with each that the loop accepts come those that wait behind it.
-
-    uvloop (libuv) accepts one in each of its turns. Where turns are long, the last of many that come at once would wait
-    for seconds, and nobody in here would know of it.
-    """
-
-    def __init__(self, listener: socket.socket, connection: Callable[[], Connection]) -> None:
-        self._listener = listener
-        self._connection = connection
-        self._taking: set[asyncio.Task[None]] = set()
-
-    def __call__(self) -> Connection:
-        """The connection that the loop has accepted."""
-        loop = asyncio.get_running_loop()
-        for _ in range(MOST_AT_ONCE):
-            try:
-                accepted, _ = self._listener.accept()
-            except OSError:  # there are none, or no more descriptors, which the loop itself sees to
-                break
-            taking = loop.create_task(self._take(accepted))
-            self._taking.add(taking)
-            taking.add_done_callback(self._taking.discard)
-        return self._connection()
-
-    async def _take(self, accepted: socket.socket) -> None:
-        accepted.settimeout(0)
-        with contextlib.suppress(OSError):  # it has left already
-            await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted)
 
 
 async def _finish(state: State, *, within_s: float) -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 from typing import Final
 
+from local_runtime.protocol.accepting import Accepted
 from local_runtime.protocol.http_connection import HttpConnection
 from local_runtime.protocol.oip_http import HttpApp
 
@@ -43,7 +44,8 @@ class HttpServer:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._connection, sock=self._listener, backlog=BACKLOG)
+        accepted = Accepted(self._listener, self._connection)
+        server = await loop.create_server(accepted, sock=self._listener, backlog=BACKLOG)
         try:
             while not self._stopping.is_set():
                 try:

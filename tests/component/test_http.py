@@ -13,6 +13,7 @@ from gateway.backends.scripted import Pause, ScriptedBackend
 from gateway.core.types import Delta
 from gateway.http import connection, server
 from gateway.http.asgi import Asgi
+from local_runtime.protocol.accepting import MOST_AT_ONCE
 from tests.kit.app import KEY, embedding, running
 from tests.kit.served import served
 from tests.kit.wait import until
@@ -430,7 +431,7 @@ async def test_a_socket_behind_an_answer_that_is_not_taken_yet_has_to_wait_too()
 
 
 def test_of_many_connections_at_once_none_waits_for_a_turn_of_its_own(monkeypatch):
-    made, callers = [], [socket.socket() for _ in range(3 * server.MOST_AT_ONCE)]
+    made, callers = [], [socket.socket() for _ in range(3 * MOST_AT_ONCE)]
 
     class Counted(connection.Connection):
         def connection_made(self, transport):
