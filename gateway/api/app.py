@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api import batch, client_tokens, openai, openapi, tasks
 from gateway.api.body import BodyLimits, drain
 from gateway.api.cors import Cors
-from gateway.api.endpoint import Api, Endpoint, Handler, request_id
+from gateway.api.endpoint import Api, Endpoint, Handler, request_id, request_id_line
 from gateway.api.errors import ErrorForm, openai_error, problem
 from gateway.api.oip import paths as oip
 from gateway.api.oip.errors import oip_error
@@ -93,12 +93,14 @@ class App:
             response.headers["connection"] = "close"  # or the rest would be read for ever
         exchange.reply(response)
 
-    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | bool:
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> tuple[Ready, bytes] | bool:
         """429 for what the worker sheds, in the form of the path, before the key is looked at."""
         if method != b"POST" or b"expect" in headers:
             return False
         refusal = self._refusals.get(url) or self._refusal_at(url)
-        return refusal is not None and (not self.overload.turns_away(headers) or refusal)
+        if refusal is None:
+            return False
+        return not self.overload.turns_away(headers) or (refusal, request_id_line(headers))
 
     def _refusal_at(self, url: bytes) -> Ready | None:
         """Of a path that goes on with a name, or with a query."""

@@ -47,7 +47,7 @@ class Cors:
         exchange.dress = dress
         await self._app.serve(exchange)
 
-    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | bool:
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> tuple[Ready, bytes] | bool:
         """A page's script is told by an answer that it may read, and not by this."""
         return False if b"origin" in headers else self._app.turned_away(method, url, headers)
 

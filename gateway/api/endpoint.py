@@ -6,8 +6,8 @@ becomes one of the closed list in the path's own form.
 
 import asyncio
 import logging
+import os
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +39,7 @@ from gateway.pipeline import Pipeline, Task
 _log = logging.getLogger(__name__)
 NOBODY: Final = Caller(key_id="", tenant="")
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # nothing that could forge a log line or a header
+_SAFE_BYTES = re.compile(_SAFE_ID.pattern.encode())
 
 Traced = Callable[[Headers, Scope], Trace | None]
 """The trace of a request by its headers and its ASGI scope; None where there is none."""
@@ -237,4 +238,12 @@ class Endpoint:
 def request_id(headers: Headers) -> str:
     """The caller's own id where it is safe to repeat in logs and headers, else a new one."""
     given = headers.get("x-request-id", "")
-    return given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
+    return given if _SAFE_ID.fullmatch(given) else os.urandom(16).hex()
+
+
+def request_id_line(headers: Mapping[bytes, bytes]) -> bytes:
+    """The same as a header's line, of a head that is not decoded."""
+    given = headers.get(b"x-request-id")
+    if given is None or not _SAFE_BYTES.fullmatch(given):
+        given = os.urandom(16).hex().encode()
+    return b"x-request-id: %b\r\n" % given

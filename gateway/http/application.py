@@ -22,8 +22,8 @@ class Application(Protocol):
         """While it says so, `turned_away` is asked of each request."""
         ...
 
-    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | bool:
-        """What a request is answered instead of being served, before anything is made for it.
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> tuple[Ready, bytes] | bool:
+        """What a request is answered instead of being served, and header lines of its own; nothing is made for it yet.
 
         True: it may be served, as far as its head tells; false: its head alone does not tell.
         """

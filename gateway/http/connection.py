@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self._reading: Exchange | None = None  # whose body comes
         self._current: Exchange | None = None  # that is answered
         self._waiting: deque[Exchange] = deque()  # behind it
-        self._away: Ready | None = None  # what the one whose body comes is turned away with
+        self._away: tuple[Ready, bytes] | None = None  # what the one whose body comes is turned away with
         self._is_refused = self._is_upgrading = self._is_stopping = self._is_reading_paused = False
         self._room: asyncio.Event | None = None
         self._head_timer: asyncio.TimerHandle | None = None
@@ -133,6 +133,8 @@ class Connection(asyncio.Protocol):
                 body, data = data[: self._body_left], data[self._body_left :]
                 self._body_left -= len(body)
                 self._feed(body)
+        if self._away is not None:
+            self._start_head_timer()  # what is left of its body has as long as a head
 
     def _take_chunks(self, data: bytes, chunks: Chunks) -> bytes:
         """Feed what is of a chunked body to the parser; what follows it."""
@@ -172,6 +174,13 @@ class Connection(asyncio.Protocol):
             data = bytes(came)
             self._head.clear()
         head, rest = data[:size], data[size:]
+        if b"upgrade:" in head.lower():
+            return self._take_offer(head, rest)
+        self._feed(head)
+        return rest
+
+    def _take_offer(self, head: bytes, rest: bytes) -> bytes:
+        """Feed a head that offers another protocol, as far as it is listened to; what follows it."""
         if self._upgrade is not None and heads.wants_websocket(head) and self._is_answered():
             self._is_upgrading = True
             self._feed(head)
@@ -247,9 +256,8 @@ class Connection(asyncio.Protocol):
             self._head_timer.cancel()
             self._head_timer = None
         away = self._overload.is_behind and self._turned_away(first)
-        if away and away is not True:
+        if away is not False and away is not True:
             self._away = away
-            self._head_timer = self._loop.call_later(HEAD_TIMEOUT_S, self._head_expired)  # its body has as long
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in first.items()}
         scope = heads.described(self._parser, self._url, fields, server=self._server, client=self._client)
@@ -263,18 +271,18 @@ class Connection(asyncio.Protocol):
             self._waiting.append(exchange)
             self._pause_reading()
 
-    def _turned_away(self, headers: dict[bytes, bytes]) -> Ready | bool:
+    def _turned_away(self, headers: dict[bytes, bytes]) -> tuple[Ready, bytes] | bool:
         """What is told to a request once its body has come, which is thrown away; else as `Application` has it."""
         if self._current or self._waiting or self._chunks or self._body_left > MOST_THROWN_AWAY or not self.is_writable:
             return False
         return self._app.turned_away(self._parser.get_method(), self._url, headers)
 
-    def _turn_away(self, away: Ready) -> None:
+    def _turn_away(self, answer: Ready, lines: bytes) -> None:
         self._away = None
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        self.write(away.dated(self.state.date_line))
+        self.write(answer.whole(self.state.date_line + lines))
         if self._is_stopping or self._parser.get_http_version() == "1.0" or not self._parser.should_keep_alive():
             self._transport.close()
         self._go_on()
@@ -295,7 +303,7 @@ class Connection(asyncio.Protocol):
         if exchange is not None:
             exchange.ended()
         elif self._away is not None:
-            self._turn_away(self._away)
+            self._turn_away(*self._away)
 
     # --- answers ----------------------------------------------------------------------------------------------
 

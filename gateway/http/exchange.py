@@ -52,9 +52,9 @@ class Ready:
         self._head = _lines(response.status_code, response.headers.items())
         self._rest = b"content-length: %d\r\n\r\n%b" % (len(response.body), response.body)
 
-    def dated(self, date_line: bytes) -> bytes:
-        """With the time of now."""
-        return self._head + date_line + self._rest
+    def whole(self, lines: bytes) -> bytes:
+        """With the header lines that are of one request."""
+        return self._head + lines + self._rest
 
 
 class Dated(Protocol):

@@ -35,7 +35,7 @@ def end_of_head(came: bytes | bytearray, start: int) -> int | None:
 
 def without_offers(head: bytes) -> bytes:
     """A whole head without those to go on in another protocol."""
-    return _UPGRADE.sub(b"", head) if b"upgrade:" in head.lower() else head
+    return _UPGRADE.sub(b"", head)
 
 
 def wants_websocket(head: bytes) -> bool:

@@ -87,11 +87,19 @@ async def test_it_says_what_the_door_says_in_the_paths_own_form(heart, path, bod
         assert [one.code for one in gw.seen.at_the_door] == ["queue_full"]
     assert by_head.status_code == at_the_door.status_code == 429
     assert by_head.content == at_the_door.content
-    given = dict(at_the_door.headers)
-    assert given.pop("x-request-id")
-    assert {**by_head.headers, "date": ""} == {**given, "date": ""}
-    assert "date" in by_head.headers
+    differ = {"date": "", "x-request-id": ""}
+    assert {**by_head.headers, **differ} == {**at_the_door.headers, **differ}
+    assert by_head.headers["date"]
+    assert len(by_head.headers["x-request-id"]) == len(at_the_door.headers["x-request-id"])
     assert by_head.headers["retry-after"]
+
+
+@pytest.mark.parametrize(("given", "told"), [("mine-1", "mine-1"), ("not one", None), ("", None), ("x" * 129, None)])
+async def test_its_answer_bears_the_callers_own_request_id_or_a_new_one(heart, given, told):
+    heart.sheds("interactive")
+    async with gateway(heart) as gw:
+        ids = [(await gw.post(EMBED, TEXT, **{"x-request-id": given})).headers["x-request-id"] for _ in range(2)]
+    assert ids == [told, told] if told else (len({*ids}) == 2 and all(len(one) == 32 for one in ids))
 
 
 async def test_only_what_is_shed_is_turned_away(heart):

@@ -77,8 +77,8 @@ class App:
         self.seen: list[Any] = []
         self.overload = self
 
-    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> Ready | bool:
-        return AWAY if b"x-away" in headers and method == b"POST" and url else method == b"POST"
+    def turned_away(self, method: bytes, url: bytes, headers: Mapping[bytes, bytes]) -> tuple[Ready, bytes] | bool:
+        return (AWAY, b"") if b"x-away" in headers and method == b"POST" and url else method == b"POST"
 
     async def serve(self, exchange: Exchange) -> None:
         body = b""
