@@ -230,7 +230,7 @@ async def test_the_first_may_still_win_and_the_second_is_cancelled():
         asking = asyncio.create_task(gw.post(CHAT, asked(stream=True)))
         await up2.request(0)
         (connection,) = up1.live
-        connection._transport.write(b"".join(script("one", stream=True)[1:]))
+        connection.transport.write(b"".join(script("one", stream=True)[1:]))
         answer = await asking
         assert (text_of(answer), served_by(answer)[0]) == ("one", "up1")
         await up2.requests[0].left.wait()
@@ -244,7 +244,7 @@ async def test_the_fault_of_one_copy_is_not_the_callers(stream):
         asking = asyncio.create_task(gw.post(CHAT, asked(stream=stream)))
         await until(lambda: up2.requests)
         (connection,) = up1.live
-        connection._transport.abort()  # both have failed: the third is next
+        connection.transport.abort()  # both have failed: the third is next
         answer = await asking
         assert (text_of(answer), served_by(answer)[0]) == ("three", "up3")
         assert len(gw.seen.records[0].faults) == 2
