@@ -246,7 +246,7 @@ class Pipeline:
         else:
             if faults:
                 walk.faults += faults
-                raise attempts.told(faults)
+                raise attempts.told(faults, walk.plan)
         self.full.discard(rule.name)
 
     async def _turn(self, walk: Walk) -> None:
@@ -337,7 +337,7 @@ class Pipeline:
             elif not walk.faults or walk.attempts[-1].is_turned_away or self._budget(walk).take(self.clock()):
                 return step
             else:
-                raise attempts.told(walk.faults)
+                raise attempts.told(walk.faults, plan)
 
     def _check_sending(self, walk: Walk, place: Place) -> None:
         """Raise what keeps it from being sent to `place`, whose server it may have waited for."""

@@ -176,7 +176,7 @@ def next_attempt(
     do not come back together), or as long as the place itself asked for.
     """
     if faults and (not CONSEQUENCES[faults[-1].kind].try_next or _kills(faults)):
-        return GiveUp(error=told(faults))
+        return GiveUp(error=told(faults, plan))
     left_us = deadline_us - now_us
     if left_us < MIN_ATTEMPT_US:
         return GiveUp(error=DeadlineExceeded("the request's time is used up"))
@@ -231,14 +231,14 @@ def _again(plan: Plan, faults: Sequence[Fault], *, left_us: int, attempt_timeout
         and asks_us[p] <= left_us - MIN_ATTEMPT_US
     ]
     if not passing:
-        return GiveUp(error=told(faults))
+        return GiveUp(error=told(faults, plan))
     # The first of those that were tried least, and of these of those that may be tried soonest.
     place = min(passing, key=lambda p: (rounds[p], asks_us[p]))
     longest_us = min(FIRST_PAUSE_US << (rounds[place] - 1), LONGEST_PAUSE_US)
     pause_us = max(int(longest_us * draw()), asks_us[place])
     left_us -= pause_us
     if left_us < MIN_ATTEMPT_US:
-        return GiveUp(error=told(faults))
+        return GiveUp(error=told(faults, plan))
     return Try(place=place, begin_within_us=min(left_us, attempt_timeout_us), timeout_us=left_us, pause_us=pause_us)
 
 
@@ -323,11 +323,13 @@ def named_by_caller(fault: Fault) -> Fault:
     return replace(fault, kind=kinds[fault.kind], message=message)
 
 
-def told(faults: Sequence[Fault]) -> GatewayError:
+def told(faults: Sequence[Fault], plan: Plan) -> GatewayError:
     """What the caller sees of all that failed: the last fault of a place that was asked and able to do it at all."""
     asked = [fault for fault in faults if fault.kind is not FaultKind.SKIPPED]
     able = [fault for fault in asked if fault.kind is not FaultKind.UNSUPPORTED]
     fault = (able or asked or faults)[-1]
+    if fault.kind is FaultKind.NO_SUCH_MODEL and _has_silent_replica(fault, faults, plan):
+        return NoHealthyBackend("one replica does not have this model, and another one cannot be asked now")
     consequence = CONSEQUENCES[fault.kind]
     alike = [one.retry_after_us for one in asked or faults if one.kind is fault.kind and one.retry_after_us is not None]
     error = consequence.error(
@@ -339,3 +341,13 @@ def told(faults: Sequence[Fault]) -> GatewayError:
     error.reply = fault.reply
     error.upstream_status = fault.status
     return error
+
+
+def _has_silent_replica(fault: Fault, faults: Sequence[Fault], plan: Plan) -> bool:
+    """Whether another replica of that place has not said the same: it may have what this one, just started, lacks."""
+    if fault.place is None:
+        return False
+    of_all = replace(fault.place, replica="")
+    silent = [place for place, _ in plan.refusals]
+    silent += [one.place for one in faults if one.place is not None and one.kind is not FaultKind.NO_SUCH_MODEL]
+    return any(place.replica and replace(place, replica="") == of_all for place in silent)

@@ -19,6 +19,7 @@ from gateway.core.attempts import (
     next_attempt,
     nobody,
     second_attempt,
+    told,
 )
 from gateway.core.error_forms import error_headers
 from gateway.core.errors import Fault, FaultKind
@@ -81,6 +82,29 @@ def test_what_may_be_tried_elsewhere_and_what_the_caller_sees(kind):
 def test_the_callers_own_faults_never_blame_a_backend():
     assert not CONSEQUENCES[FaultKind.REFUSED_INPUT].blames_backend
     assert not CONSEQUENCES[FaultKind.OVERLOADED].blames_backend
+
+
+REPLICAS = [Place(backend="triton", model="m", version="", replica=name) for name in ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "other", "code"),
+    [
+        ((), None, "model_not_found"),
+        (((REPLICAS[1], "breaker open: unavailable"),), None, "no_healthy_backend"),
+        (((Place(backend="local", model="m", version=""), "off"),), None, "model_not_found"),
+        (((Place(backend="triton", model="n", version="", replica="b"), "off"),), None, "model_not_found"),
+        ((), FaultKind.TIMEOUT, "no_healthy_backend"),
+        ((), FaultKind.SKIPPED, "no_healthy_backend"),
+        ((), FaultKind.NO_SUCH_MODEL, "model_not_found"),
+    ],
+)
+def test_a_model_is_not_there_when_all_replicas_have_said_so(refusals, other, code):
+    faults = [Fault(kind=FaultKind.NO_SUCH_MODEL, message="unknown", place=REPLICAS[0])]
+    if other is not None:
+        faults.insert(0, Fault(kind=other, message="x", place=REPLICAS[1]))
+    asked = Plan(rule="r", revision=1, candidates=(REPLICAS[0],), refusals=refusals)
+    assert told(faults, asked).code == code
 
 
 def test_nobody_to_ask_is_a_503_that_names_the_rule_and_passes_or_says_what_brings_one_back():
