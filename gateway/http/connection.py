@@ -33,6 +33,7 @@ class State(ServerState):
     """What all connections of a server share."""
 
     date_line: bytes = b""
+    is_stopping = False
 
     def tell_date(self, date: str) -> None:
         """In the answers from now on."""
@@ -91,6 +92,8 @@ class Connection(asyncio.Protocol):
         connections: set[Any] = self.state.connections
         connections.add(self)
         self._start_head_timer()
+        if self.state.is_stopping:
+            self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the event loop's signature
         """Nothing is waited for any more, and whoever works for the caller is told."""
@@ -397,7 +400,13 @@ class Connection(asyncio.Protocol):
         last = self._waiting[-1] if self._waiting else self._current
         if last is not None:
             last.keeps_alive = False
+        elif self._head_timer is not None:  # its first request, or the rest of a head, may be on its way
+            self._loop.call_later(LINGER_S, self._close_if_unasked)
         elif self._away is None:
+            self._transport.close()
+
+    def _close_if_unasked(self) -> None:
+        if self._is_answered() and self._away is None:
             self._transport.close()
 
     def _take_no_more(self) -> None:

@@ -58,6 +58,7 @@ async def serve_app(
 
 async def _finish(state: State, *, within_s: float) -> None:
     """Close what is idle, at once, and wait for what is in flight; what takes longer is cancelled."""
+    state.is_stopping = True  # for those that are accepted and not made yet
     for connection in list(state.connections):
         connection.shutdown()
     loop = asyncio.get_running_loop()

@@ -458,3 +458,18 @@ def test_of_many_connections_at_once_none_waits_for_a_turn_of_its_own(monkeypatc
     assert uvloop.run(turns()) < 20  # by itself it accepts one in each
     for caller in callers:
         caller.close()
+
+
+async def test_a_stop_leaves_a_new_connection_the_time_for_its_first_request():
+    async with gateway() as gw:
+        host, port = gw.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.sleep(0.05)
+        gw.stop.set()
+        await asyncio.sleep(server.GRACE_S + 0.1)
+        writer.write(LIVE + b"\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.read(-1)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
